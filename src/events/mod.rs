@@ -1,0 +1,5 @@
+//! The KV events of the replicas: wire formats, sequence numbers, sockets.
+
+mod event;
+
+pub use event::{KvEvent, Stored};

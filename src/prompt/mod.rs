@@ -1,0 +1,1 @@
+//! Prompt input → rendered text → token ids, exactly as the engine makes them.

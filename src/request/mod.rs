@@ -1,0 +1,1 @@
+//! What HAProxy hands over → what must be routed.

@@ -1,0 +1,1 @@
+//! Loads, bookings, the cost of a candidate and the choice.

@@ -1,0 +1,1 @@
+//! The protocol between HAProxy and its agents (SPOP, HAProxy `doc/SPOE.txt`).
