@@ -1,1 +1,5 @@
 //! What HAProxy hands over → what must be routed.
+
+pub mod body;
+pub mod conversation;
+mod json;

@@ -1,0 +1,87 @@
+//! What can go wrong between a model's files and a prompt's tokens.
+
+use std::path::PathBuf;
+
+/// Why a model directory cannot be used. The text names the file and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {}: {source}; copy the model's tokenizer files there", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// A file is not the JSON that it should be.
+    #[error("{} is not valid: {detail}; copy it again from the model's repository", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The tokenizer's type is not one that is known.
+    #[error("cannot load the tokenizer {}: {detail}", path.display())]
+    Tokenizer {
+        /// The file.
+        path: PathBuf,
+        /// The tokenizer library's reason.
+        detail: String,
+    },
+    /// The chat template cannot be compiled.
+    #[error("cannot compile the chat template of {}: {detail}", path.display())]
+    Template {
+        /// The file that it stands in.
+        path: PathBuf,
+        /// The line and the reason.
+        detail: String,
+    },
+}
+
+/// Why a prompt has no tokens that are certainly the engine's. No variant holds text of the prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The model has no chat template.
+    #[error("the model has no chat template")]
+    NoTemplate,
+    /// The template refused the conversation (`raise_exception`), as it does in the engine.
+    #[error("the chat template refuses the conversation")]
+    TemplateRefused,
+    /// The template could not be run to its end.
+    #[error("the chat template failed in line {line}: {kind}")]
+    TemplateFailed {
+        /// minijinja's kind of error.
+        kind: minijinja::ErrorKind,
+        /// The line of the template; 0 if unknown.
+        line: usize,
+    },
+    /// The template used up its budget of work or of output.
+    #[error("the chat template did too much work")]
+    TooLarge,
+    /// The last message cannot be continued: it has no text, or the template changes it.
+    #[error("the final message cannot be continued")]
+    NothingToContinue,
+    /// The tokenizer failed.
+    #[error("the tokenizer failed")]
+    Tokenizer,
+    /// The prompt has no tokens at all.
+    #[error("the prompt has no tokens")]
+    Empty,
+}
+
+impl PromptError {
+    /// The error's name in metrics.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::NoTemplate => "no_template",
+            Self::TemplateRefused => "template_refused",
+            Self::TemplateFailed { .. } => "template_failed",
+            Self::TooLarge => "prompt_too_large",
+            Self::NothingToContinue => "nothing_to_continue",
+            Self::Tokenizer => "tokenizer_failed",
+            Self::Empty => "empty_prompt",
+        }
+    }
+}

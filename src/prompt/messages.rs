@@ -1,0 +1,154 @@
+//! A conversation → the messages as the chat template sees them (vLLM `parse_chat_messages` and what follows it).
+
+use super::template::ContentFormat;
+use crate::request::conversation::{Message, Part};
+use minijinja::value::{Serde, Value};
+use serde_json::Map;
+
+/// A message's content in the form that the template expects.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    /// One string.
+    Text(String),
+    /// A list of parts, each an object.
+    Parts(Vec<serde_json::Value>),
+}
+
+/// A message ready for the template.
+#[derive(Clone, Debug)]
+pub(super) struct Prepared<'c> {
+    role: &'c str,
+    pub(super) content: Content,
+    source: Option<&'c Message>,
+    /// A developer's message that was made a system message loses its tools.
+    converted: bool,
+}
+
+/// Gives every message the `format` of content. A template that does not know developers gets their messages as
+/// system messages, and then all system messages as one at the front.
+pub(super) fn prepare(
+    messages: &[Message],
+    format: ContentFormat,
+    knows_developers: bool,
+) -> Vec<Prepared<'_>> {
+    let mut prepared: Vec<_> = messages
+        .iter()
+        .map(|message| Prepared {
+            role: &message.role,
+            content: content(message, format),
+            source: Some(message),
+            converted: false,
+        })
+        .collect();
+    if !knows_developers && prepared.iter().any(|message| message.role == "developer") {
+        for message in prepared.iter_mut().filter(|message| message.role == "developer") {
+            message.role = "system";
+            message.converted = true;
+        }
+        merge_system_messages(&mut prepared);
+    }
+    prepared
+}
+
+fn content(message: &Message, format: ContentFormat) -> Content {
+    let as_parts = format == ContentFormat::Parts;
+    let only_text = message.content.iter().all(|part| matches!(part, Part::Text { .. }));
+    if as_parts && !(message.role == "tool" && only_text) {
+        return Content::Parts(message.content.iter().map(part_object).collect());
+    }
+    let texts = message.content.iter().map(|part| match part {
+        Part::Text { text, .. } | Part::ToolReference(text) => text.as_str(),
+    });
+    // Empty parts are dropped where vLLM joins texts, but not where it joins a tool's list of parts.
+    let mut joined = String::new();
+    for (at, text) in texts.filter(|text| as_parts || !text.is_empty()).enumerate() {
+        if at > 0 {
+            joined.push('\n');
+        }
+        joined.push_str(text);
+    }
+    Content::Text(joined)
+}
+
+fn part_object(part: &Part) -> serde_json::Value {
+    let mut object = Map::new();
+    match part {
+        Part::Text { text, extra } => {
+            object.insert("type".to_owned(), "text".into());
+            object.insert("text".to_owned(), text.as_str().into());
+            object.extend(extra.iter().map(|(name, value)| (name.clone(), value.clone())));
+        }
+        Part::ToolReference(name) => {
+            object.insert("type".to_owned(), "tool_reference".into());
+            object.insert("name".to_owned(), name.as_str().into());
+        }
+    }
+    object.into()
+}
+
+fn merge_system_messages(messages: &mut Vec<Prepared<'_>>) {
+    let mut system =
+        messages.iter().enumerate().filter(|(_, message)| message.role == "system").map(|(at, _)| at);
+    if system.next() == Some(0) && system.next().is_none() {
+        return;
+    }
+    let texts: Vec<String> = messages
+        .extract_if(.., |message| message.role == "system")
+        .map(|message| message.content.into_text())
+        .filter(|text| !text.is_empty())
+        .collect();
+    let merged = Prepared {
+        role: "system",
+        content: Content::Text(texts.join("\n\n")),
+        source: None,
+        converted: false,
+    };
+    messages.insert(0, merged);
+}
+
+impl Content {
+    /// All texts, joined by newlines.
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(text) => text,
+            Self::Parts(parts) => {
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
+                texts.join("\n")
+            }
+        }
+    }
+}
+
+impl Prepared<'_> {
+    /// The message as a value for the template. The order of the fields is vLLM's.
+    pub(super) fn value(&self) -> Value {
+        let content = match &self.content {
+            Content::Text(text) => Value::from(text.as_str()),
+            Content::Parts(parts) => Value::from(Serde(parts)),
+        };
+        let mut fields = vec![("role", Value::from(self.role)), ("content", content)];
+        if let Some(message) = self.source {
+            if let Some(calls) = &message.tool_calls {
+                fields.push(("tool_calls", Value::from(Serde(calls))));
+            }
+            if let Some(reasoning) = &message.reasoning {
+                let reasoning = Value::from(Serde(reasoning));
+                fields.push(("reasoning", reasoning.clone()));
+                fields.push(("reasoning_content", reasoning));
+            }
+            if let Some(id) = &message.tool_call_id {
+                fields.push(("tool_call_id", Value::from(Serde(id))));
+            }
+            if let Some(name) = &message.name {
+                fields.push(("name", Value::from(name.as_str())));
+            }
+            if let Some(task) = &message.task {
+                fields.push(("task", Value::from(task.as_str())));
+            }
+            if let Some(tools) = message.tools.as_ref().filter(|_| !self.converted) {
+                fields.push(("tools", Value::from(Serde(tools))));
+            }
+        }
+        Value::from_pairs(fields)
+    }
+}

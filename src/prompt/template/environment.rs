@@ -1,0 +1,153 @@
+//! A Jinja environment that behaves as the one of Hugging Face `transformers`.
+
+use super::python::{self, Json};
+use super::{date, strings};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+use std::time::SystemTime;
+
+/// Work that one rendering may do, counted in minijinja's fuel (about one unit an instruction and one per 64 bytes
+/// written). A conversation of a megabyte in 1,000 messages needs less than a million.
+const FUEL: u64 = 20_000_000;
+
+/// How deep macros may call each other.
+const RECURSION_LIMIT: usize = 200;
+
+/// Marks an error that the template raised itself, by `raise_exception`: the engine refuses the request then.
+#[derive(Debug, thiserror::Error)]
+#[error("raised by the template")]
+pub(super) struct RaisedByTemplate;
+
+/// The syntax options of `transformers`.
+pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
+}
+
+/// The environment, with the clock and the time zone that `strftime_now` uses.
+pub(super) fn environment(
+    clock: fn() -> SystemTime,
+    utc_offset_seconds: i32,
+) -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(syntax()?);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(RECURSION_LIMIT);
+    // An error must never carry a piece of the prompt.
+    environment.set_debug(false);
+    environment.set_formatter(|out, _, value| {
+        match value.as_str() {
+            Some(text) => out.write_str(text),
+            None => out.write_str(&python::str(value)?),
+        }
+        .map_err(Error::from)
+    });
+    environment.set_unknown_method_callback(strings::call_method);
+    environment.add_function("raise_exception", |_message: Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(RaisedByTemplate))
+    });
+    environment.add_function("strftime_now", move |format: &str| {
+        date::strftime(format, clock(), utc_offset_seconds)
+    });
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("string", |value: &Value| python::str(value));
+    environment.add_filter("trim", |value: &Value, chars: Option<&str>| -> Result<String, Error> {
+        let text = python::str(value)?;
+        Ok(strings::trim(&text, chars, true, true).to_owned())
+    });
+    environment.add_filter("join", join);
+    environment.add_filter("indent", indent);
+    environment.add_test("iterable", |value: &Value| {
+        value.is_undefined()
+            || matches!(
+                value.kind(),
+                ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
+            )
+    });
+    environment.add_test("sequence", |value: &Value| {
+        value.is_undefined() || matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+    });
+    Ok(environment)
+}
+
+/// `transformers` replaces Jinja's `tojson`, which escapes HTML, by Python's `json.dumps`.
+fn tojson(
+    value: &Value,
+    ensure_ascii: Option<bool>,
+    indent: Option<Value>,
+    named: Kwargs,
+) -> Result<String, Error> {
+    let indent = match named.get::<Option<Value>>("indent")?.or(indent) {
+        None => None,
+        Some(text) if text.kind() == ValueKind::String => Some(python::str(&text)?),
+        Some(number) => Some(" ".repeat(usize::try_from(number).unwrap_or(0).min(64))),
+    };
+    let separators = match named.get::<Option<Value>>("separators")? {
+        None => None,
+        Some(pair) => {
+            Some((python::str(&pair.get_item_by_index(0)?)?, python::str(&pair.get_item_by_index(1)?)?))
+        }
+    };
+    let json = Json {
+        indent,
+        separators,
+        ensure_ascii: named.get::<Option<bool>>("ensure_ascii")?.or(ensure_ascii).unwrap_or(false),
+        sort_keys: named.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    named.assert_all_used()?;
+    json.dumps(value)
+}
+
+fn join(
+    items: &Value,
+    separator: Option<&str>,
+    attribute: Option<&str>,
+    named: Kwargs,
+) -> Result<String, Error> {
+    let named_separator = named.get::<Option<String>>("d")?;
+    let named_attribute = named.get::<Option<String>>("attribute")?;
+    named.assert_all_used()?;
+    let separator = named_separator.as_deref().or(separator).unwrap_or_default();
+    let attribute = named_attribute.as_deref().or(attribute);
+    let mut out = String::new();
+    for (at, item) in items.try_iter()?.enumerate() {
+        if at > 0 {
+            out.push_str(separator);
+        }
+        match attribute {
+            Some(name) => python::write_str(&mut out, &item.get_attr(name)?)?,
+            None => python::write_str(&mut out, &item)?,
+        }
+    }
+    Ok(out)
+}
+
+/// Jinja's `indent`, which keeps a trailing newline.
+fn indent(
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    named: Kwargs,
+) -> Result<String, Error> {
+    let width = named.get::<Option<Value>>("width")?.or(width);
+    let first = named.get::<Option<bool>>("first")?.or(first).unwrap_or(false);
+    let blank = named.get::<Option<bool>>("blank")?.or(blank).unwrap_or(false);
+    named.assert_all_used()?;
+    let indentation = match width {
+        None => " ".repeat(4),
+        Some(text) if text.kind() == ValueKind::String => python::str(&text)?,
+        Some(number) => " ".repeat(usize::try_from(number).unwrap_or(0).min(256)),
+    };
+    let mut out = String::with_capacity(text.len());
+    for (at, line) in text.split('\n').enumerate() {
+        if at > 0 {
+            out.push('\n');
+        }
+        if (at > 0 || first) && (blank || !line.is_empty()) {
+            out.push_str(&indentation);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}

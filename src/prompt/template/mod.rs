@@ -1,0 +1,297 @@
+//! Chat templates: a conversation → the text that the engine tokenizes.
+//!
+//! Templates are Jinja programs written for Python; this is the environment of Hugging Face `transformers` 5.19, which
+//! vLLM 0.32 runs them in.
+
+mod date;
+mod environment;
+mod python;
+mod shape;
+mod strings;
+
+pub use shape::ContentFormat;
+
+use super::error::PromptError;
+use super::messages::{self, Content};
+use crate::request::conversation::Conversation;
+use environment::RaisedByTemplate;
+use minijinja::value::{Serde, Value};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::Map;
+use std::error::Error as _;
+use std::time::SystemTime;
+
+/// How the engine was told to render; what `vllm serve` is given as options.
+#[derive(Clone, Debug)]
+pub struct RenderOptions {
+    /// `--chat-template-content-format`; `None` for `auto`.
+    pub content_format: Option<ContentFormat>,
+    /// `--default-chat-template-kwargs`.
+    pub template_arguments: Map<String, serde_json::Value>,
+    /// `--exclude-tools-when-tool-choice-none`. Default false.
+    pub exclude_unused_tools: bool,
+    /// The engine's time zone, for templates that print the date; seconds east of UTC. Default 0.
+    pub utc_offset_seconds: i32,
+    /// The longest text that may be rendered, in bytes. Default 16 MiB, twice the largest body.
+    pub max_rendered_bytes: usize,
+    /// The clock, for templates that print the date.
+    pub clock: fn() -> SystemTime,
+}
+
+impl Default for RenderOptions {
+    fn default() -> Self {
+        Self {
+            content_format: None,
+            template_arguments: Map::new(),
+            exclude_unused_tools: false,
+            utc_offset_seconds: 0,
+            max_rendered_bytes: 16 << 20,
+            clock: SystemTime::now,
+        }
+    }
+}
+
+/// The source of a model's chat templates.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources {
+    /// The template for conversations without tools, or for all.
+    pub(super) default: Option<String>,
+    /// The template for conversations with tools, if the model has one of its own.
+    pub(super) tool_use: Option<String>,
+    /// `bos_token` and the like.
+    pub(super) special_tokens: Vec<(String, String)>,
+}
+
+/// The compiled chat templates of a model.
+#[derive(Debug)]
+pub(super) struct Templates {
+    environment: Environment<'static>,
+    default: Option<Properties>,
+    tool_use: Option<Properties>,
+    special_tokens: Vec<(String, String)>,
+    options: RenderOptions,
+}
+
+/// What is known about one template without running it.
+#[derive(Debug)]
+struct Properties {
+    name: &'static str,
+    content_format: ContentFormat,
+    knows_developers: bool,
+    names_content: bool,
+}
+
+impl Templates {
+    pub(super) fn compile(sources: Sources, options: RenderOptions) -> Result<Self, Error> {
+        let mut environment = environment::environment(options.clock, options.utc_offset_seconds)?;
+        let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
+            let Some(source) = source else { return Ok(None) };
+            let source = without_generation_tags(&source);
+            let content_format =
+                shape::content_format(&minijinja::machinery::parse(&source, name, environment::syntax()?)?);
+            let properties = Properties {
+                name,
+                content_format,
+                knows_developers: source.contains("'developer'") || source.contains("\"developer\""),
+                names_content: source.contains("content"),
+            };
+            environment.add_template_owned(name, source)?;
+            Ok(Some(properties))
+        };
+        let default = add("default", sources.default)?;
+        let tool_use = add("tool_use", sources.tool_use)?;
+        Ok(Self { environment, default, tool_use, special_tokens: sources.special_tokens, options })
+    }
+
+    /// The form in which the model's template expects content; `None` without a template.
+    pub(super) fn content_format(&self) -> Option<ContentFormat> {
+        self.default.as_ref().map(|template| self.options.content_format.unwrap_or(template.content_format))
+    }
+
+    pub(super) fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
+        let tools = self.tools(conversation)?;
+        let template = self.tool_use.as_ref().filter(|_| tools.is_some()).or(self.default.as_ref());
+        let template = template.ok_or(PromptError::NoTemplate)?;
+
+        let format = self.options.content_format.unwrap_or(template.content_format);
+        let mut prepared = messages::prepare(&conversation.messages, format, template.knows_developers);
+        let continued = match prepared.last_mut() {
+            Some(last) if conversation.continue_final_message => {
+                Some(mark_to_continue(&mut last.content, template)?)
+            }
+            _ => None,
+        };
+        let messages: Vec<Value> = prepared.iter().map(messages::Prepared::value).collect();
+        let context = self.context(conversation, Value::from(messages), tools);
+
+        let mut output = Bounded { text: Vec::new(), limit_bytes: self.options.max_rendered_bytes };
+        self.environment
+            .get_template(template.name)
+            .and_then(|compiled| compiled.render_captured_to(context, &mut output).map(drop))
+            .map_err(|error| failure(&error))?;
+        let text = String::from_utf8(output.text).map_err(|_| PromptError::TooLarge)?;
+        match continued {
+            Some(message) => cut_at_mark(text, &message),
+            None => Ok(text),
+        }
+    }
+
+    /// The tools to render. Those among the client's template arguments win over the request's own.
+    fn tools(&self, conversation: &Conversation) -> Result<Option<Value>, PromptError> {
+        let named = conversation.template_arguments.get("tools").filter(|value| is_given(value));
+        let own = conversation
+            .tools
+            .as_ref()
+            .filter(|_| !(self.options.exclude_unused_tools && conversation.tools_not_to_be_used));
+        match (named, own) {
+            (Some(serde_json::Value::Array(tools)), _) if tools.iter().all(serde_json::Value::is_object) => {
+                Ok(Some(Value::from(Serde(tools))))
+            }
+            (Some(_), _) => Err(PromptError::TemplateRefused),
+            (None, Some(tools)) => Ok(Some(Value::from(Serde(tools)))),
+            (None, None) => Ok(self
+                .options
+                .template_arguments
+                .get("tools")
+                .filter(|tools| !tools.is_null())
+                .map(Serde)
+                .map(Value::from)),
+        }
+    }
+
+    /// The variables of the template; of equal names the later one counts.
+    fn context(&self, conversation: &Conversation, messages: Value, tools: Option<Value>) -> Value {
+        let mut variables: Vec<(&str, Value)> = self
+            .special_tokens
+            .iter()
+            .map(|(name, token)| (name.as_str(), Value::from(token.as_str())))
+            .collect();
+        variables.push(("documents", Value::from(())));
+        let defaults = self.options.template_arguments.iter();
+        let named = conversation.template_arguments.iter().filter(|(_, value)| is_given(value));
+        variables
+            .extend(defaults.chain(named).map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+        if let Some(documents) = &conversation.documents {
+            variables.push(("documents", Value::from(Serde(documents))));
+        }
+        if let Some(effort) = &conversation.reasoning_effort {
+            if !conversation.template_arguments.contains_key("enable_thinking") {
+                variables.push(("enable_thinking", Value::from(effort != "none")));
+            }
+            variables.push(("reasoning_effort", Value::from(effort.as_str())));
+        }
+        variables.push(("add_generation_prompt", Value::from(conversation.add_generation_prompt)));
+        variables.push(("tools", tools.unwrap_or_else(|| Value::from(()))));
+        variables.push(("messages", messages));
+        Value::from_pairs(variables)
+    }
+}
+
+/// vLLM takes a template argument of `null` or `"auto"` as not given.
+fn is_given(value: &serde_json::Value) -> bool {
+    !value.is_null() && value != "auto"
+}
+
+/// What `transformers` appends to a message that is to be continued, to find it again in the rendered text.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// Marks the end of the message that is to be continued, and returns its text.
+fn mark_to_continue(content: &mut Content, template: &Properties) -> Result<String, PromptError> {
+    if !template.names_content {
+        return Err(PromptError::NothingToContinue);
+    }
+    match content {
+        Content::Text(text) => {
+            let message = text.clone();
+            text.push_str(CONTINUE_TAG);
+            Ok(message)
+        }
+        Content::Parts(parts) => {
+            let last = parts.iter_mut().rev().find_map(|part| part.get_mut("text"));
+            let text = last.ok_or(PromptError::NothingToContinue)?;
+            let message = text.as_str().unwrap_or_default().to_owned();
+            *text = format!("{message}{CONTINUE_TAG}").into();
+            Ok(message)
+        }
+    }
+}
+
+/// Cuts the rendered text where the message ends that is to be continued.
+fn cut_at_mark(mut text: String, message: &str) -> Result<String, PromptError> {
+    let at = text.rfind(CONTINUE_TAG.trim_end()).ok_or(PromptError::NothingToContinue)?;
+    if !text.contains(strings::trim(message, None, true, true)) {
+        return Err(PromptError::NothingToContinue);
+    }
+    let kept_blanks = text[at..].starts_with(CONTINUE_TAG);
+    text.truncate(at);
+    if !kept_blanks {
+        text.truncate(strings::trim(&text, None, false, true).len());
+    }
+    Ok(text)
+}
+
+/// `{% generation %}` marks what the assistant wrote, for training. To the text it is just a scope.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            rest = tag;
+            break;
+        };
+        let (inside, after) = (&tag[2..end], &tag[end + 2..]);
+        let word = inside.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
+        match word {
+            "generation" => out.push_str(&tag[..end + 2].replace("generation", "with")),
+            "endgeneration" => out.push_str(&tag[..end + 2].replace("endgeneration", "endwith")),
+            _ => out.push_str(&tag[..end + 2]),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Output that stops the template at its limit.
+struct Bounded {
+    text: Vec<u8>,
+    limit_bytes: usize,
+}
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.text.len() + bytes.len() > self.limit_bytes {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Keeps of a template's error what cannot hold a piece of the prompt.
+fn failure(error: &Error) -> PromptError {
+    let mut kind = error.kind();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        if inner.is::<RaisedByTemplate>() {
+            return PromptError::TemplateRefused;
+        }
+        if let Some(inner) = inner.downcast_ref::<Error>() {
+            kind = inner.kind();
+        }
+        source = inner.source();
+    }
+    match kind {
+        ErrorKind::OutOfFuel | ErrorKind::WriteFailure => PromptError::TooLarge,
+        kind => PromptError::TemplateFailed { kind, line: error.line().unwrap_or_default() },
+    }
+}
+
+#[cfg(test)]
+mod tests;

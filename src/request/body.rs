@@ -1,0 +1,263 @@
+//! A request body of the OpenAI API → the prompt that it asks for.
+//!
+//! What changes the prompt's tokens is taken as vLLM 0.32 takes it (its `ChatCompletionRequest` and
+//! `CompletionRequest`); every other field is left alone. A body that the engine would refuse may be accepted here:
+//! then there is nothing to route. The opposite, a prompt unlike the engine's, must not happen, so a body that is not
+//! understood for certain is an error.
+
+use super::conversation::{self, Conversation};
+use super::json::{self, Object};
+use crate::units::TokenId;
+use serde_json::Value;
+
+/// The endpoints whose body holds a prompt that can be routed by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    ChatCompletions,
+    /// `/v1/completions`
+    Completions,
+}
+
+impl Endpoint {
+    /// Recognises the endpoint in a request's path, which may have a prefix (`/llama/v1/completions`) and a query.
+    #[must_use]
+    pub fn from_path(path: &str) -> Option<Self> {
+        let path = path.split(['?', '#']).next().unwrap_or_default();
+        if path.ends_with("/v1/chat/completions") {
+            Some(Self::ChatCompletions)
+        } else if path.ends_with("/v1/completions") {
+            Some(Self::Completions)
+        } else {
+            None
+        }
+    }
+}
+
+/// What one request asks for, as far as routing needs to know.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ask {
+    /// The model or LoRA adapter; `None` leaves the choice to the engine.
+    pub model: Option<String>,
+    /// The prompt.
+    pub prompt: PromptInput,
+    /// Which tokens of the prompt the engine drops; `None` keeps all.
+    pub truncation: Option<Truncation>,
+    /// Keeps the request's cached blocks apart from those of other salts.
+    pub cache_salt: Option<String>,
+    /// The most tokens to generate; `None` is the engine's default.
+    pub max_tokens: Option<u32>,
+    /// Whether the answer is to be streamed.
+    pub stream: bool,
+    /// The client's name for the conversation (vLLM's own field).
+    pub session_id: Option<String>,
+}
+
+/// A prompt in one of the shapes in which clients give it.
+#[derive(Clone, PartialEq, Debug)]
+pub enum PromptInput {
+    /// Messages, to be rendered by the model's chat template.
+    Chat(Conversation),
+    /// Text, to be tokenized as it is.
+    Text {
+        /// The prompt.
+        text: String,
+        /// Whether the tokenizer's own tokens (a beginning-of-text) are added. Default true.
+        add_special_tokens: bool,
+    },
+    /// Token ids, taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+/// The request's `truncate_prompt_tokens` and `truncation_side`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Truncation {
+    /// How many tokens stay.
+    pub keep_tokens: usize,
+    /// Whether the prompt's beginning or its end stays.
+    pub keep: Keep,
+}
+
+/// The end of a prompt that survives truncation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// `truncation_side: right`.
+    First,
+    /// `truncation_side: left`, which is vLLM's default for generation.
+    Last,
+}
+
+impl Truncation {
+    /// Drops the tokens that the engine drops.
+    pub fn apply(&self, tokens: &mut Vec<TokenId>) {
+        match self.keep {
+            Keep::First => tokens.truncate(self.keep_tokens),
+            Keep::Last => drop(tokens.drain(..tokens.len().saturating_sub(self.keep_tokens))),
+        }
+    }
+}
+
+/// Why a body gives no prompt to route by. No variant holds text of the request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BodyError {
+    /// Not JSON, cut off, or nested too deep.
+    #[error("the body is not JSON")]
+    Malformed,
+    /// JSON, but not an object.
+    #[error("the body is not a JSON object")]
+    NotAnObject,
+    /// A field that the prompt depends on has a type that is not understood.
+    #[error("the field {0} has an unexpected type")]
+    Field(&'static str),
+    /// There is no prompt, or an empty one.
+    #[error("the prompt is missing or empty")]
+    EmptyPrompt,
+    /// Several prompts in one request: each is a request of its own in the engine, so no one place is right for all.
+    #[error("the request has several prompts")]
+    SeveralPrompts,
+    /// Images, audio, video or embeddings, whose tokens depend on the engine's own processing.
+    #[error("the request has media")]
+    Media,
+    /// The client brings its own chat template, which only a trusting engine accepts.
+    #[error("the request brings its own chat template")]
+    RequestTemplate,
+    /// An integer too large to be known exactly.
+    #[error("the request has a number that cannot be represented exactly")]
+    Number,
+    /// A feature whose prompt is not built here.
+    #[error("the request uses {0}, which is not supported")]
+    Unsupported(&'static str),
+    /// The engine will refuse the request.
+    #[error("the engine will refuse the request: {0}")]
+    Refused(&'static str),
+}
+
+impl BodyError {
+    /// The error's name in metrics.
+    #[must_use]
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::NotAnObject => "not_an_object",
+            Self::Field(_) => "unexpected_type",
+            Self::EmptyPrompt => "empty_prompt",
+            Self::SeveralPrompts => "several_prompts",
+            Self::Media => "media",
+            Self::RequestTemplate => "request_template",
+            Self::Number => "inexact_number",
+            Self::Unsupported(_) => "unsupported",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
+
+/// Reads a whole body. The nesting depth is limited to 128.
+///
+/// # Errors
+/// See [`BodyError`]; all of them mean "route by load".
+pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
+    let Value::Object(mut body) = serde_json::from_slice(body).map_err(|_| BodyError::Malformed)? else {
+        return Err(BodyError::NotAnObject);
+    };
+    let cache_salt = json::take_text(&mut body, "cache_salt")?;
+    if cache_salt.as_deref() == Some("") {
+        return Err(BodyError::Refused("an empty cache_salt"));
+    }
+    let prompt = match endpoint {
+        Endpoint::ChatCompletions => chat_prompt(&mut body)?,
+        Endpoint::Completions => completion_prompt(&mut body)?,
+    };
+    Ok(Ask {
+        model: json::take_text(&mut body, "model")?,
+        prompt,
+        truncation: truncation(&mut body)?,
+        cache_salt,
+        max_tokens: max_tokens(&body, endpoint),
+        stream: body.get("stream") == Some(&Value::Bool(true)),
+        session_id: json::take_text(&mut body, "session_id")?,
+    })
+}
+
+fn chat_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
+    if json::take(body, "chat_template").is_some() {
+        return Err(BodyError::RequestTemplate);
+    }
+    let forwarded = forwarded_tokens(body)?;
+    let conversation = conversation::parse(body)?;
+    Ok(forwarded.map_or(PromptInput::Chat(conversation), PromptInput::Tokens))
+}
+
+/// The tokens that the prefill stage of disaggregated serving hands over; they replace the messages.
+fn forwarded_tokens(body: &mut Object) -> Result<Option<Vec<TokenId>>, BodyError> {
+    let Some(Value::Object(mut parameters)) = json::take(body, "kv_transfer_params") else { return Ok(None) };
+    let Some(ids) = json::take(&mut parameters, "prompt_token_ids") else { return Ok(None) };
+    if json::take_flag(body, "echo", false)? {
+        return Ok(None);
+    }
+    let tokens = token_ids(ids, "kv_transfer_params")?;
+    Ok(Some(tokens).filter(|tokens| !tokens.is_empty()))
+}
+
+fn completion_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
+    for field in ["prompt_embeds", "suffix"] {
+        if json::take(body, field).is_some() {
+            return Err(BodyError::Unsupported(field));
+        }
+    }
+    let add_special_tokens = json::take_flag(body, "add_special_tokens", true)?;
+    let prompt = match json::take(body, "prompt").ok_or(BodyError::EmptyPrompt)? {
+        Value::Array(mut items) if !matches!(items.first(), Some(Value::Number(_))) => {
+            let only = items.pop().ok_or(BodyError::EmptyPrompt)?;
+            if !items.is_empty() {
+                return Err(BodyError::SeveralPrompts);
+            }
+            only
+        }
+        prompt => prompt,
+    };
+    match prompt {
+        Value::String(text) if text.is_empty() => Err(BodyError::EmptyPrompt),
+        Value::String(text) => Ok(PromptInput::Text { text, add_special_tokens }),
+        ids => match token_ids(ids, "prompt")? {
+            tokens if tokens.is_empty() => Err(BodyError::EmptyPrompt),
+            tokens => Ok(PromptInput::Tokens(tokens)),
+        },
+    }
+}
+
+fn token_ids(value: Value, field: &'static str) -> Result<Vec<TokenId>, BodyError> {
+    let Value::Array(ids) = value else { return Err(BodyError::Field(field)) };
+    let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok()).map(TokenId);
+    ids.iter().map(|value| id(value).ok_or(BodyError::Field(field))).collect()
+}
+
+/// `-1` keeps as many tokens as the model's context holds: a longer prompt is then cut in a way that is not known
+/// here, but any shorter one is left whole.
+fn truncation(body: &mut Object) -> Result<Option<Truncation>, BodyError> {
+    let keep = match json::take_text(body, "truncation_side")?.as_deref() {
+        None | Some("left") => Keep::Last,
+        Some("right") => Keep::First,
+        Some(_) => return Err(BodyError::Field("truncation_side")),
+    };
+    let Some(keep_tokens) = json::take(body, "truncate_prompt_tokens") else { return Ok(None) };
+    match keep_tokens.as_i64() {
+        Some(-1) => Ok(None),
+        Some(0) => Err(BodyError::EmptyPrompt),
+        Some(count) => usize::try_from(count)
+            .map(|keep_tokens| Some(Truncation { keep_tokens, keep }))
+            .map_err(|_| BodyError::Field("truncate_prompt_tokens")),
+        None => Err(BodyError::Field("truncate_prompt_tokens")),
+    }
+}
+
+fn max_tokens(body: &Object, endpoint: Endpoint) -> Option<u32> {
+    let number =
+        |name: &str| body.get(name).and_then(Value::as_u64).map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    match endpoint {
+        Endpoint::ChatCompletions => number("max_completion_tokens").or_else(|| number("max_tokens")),
+        Endpoint::Completions => number("max_tokens"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! The messages, tools and template arguments of a chat request.
+//!
+//! This is the part of vLLM's preparation that depends on the request alone; what depends on the chat template is done
+//! when it is rendered.
+
+use super::body::BodyError;
+use super::json::{self, Object};
+use serde_json::{Value, json};
+
+/// Everything that a chat template is given.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Conversation {
+    /// The messages, at least one.
+    pub messages: Vec<Message>,
+    /// The tools, each with exactly the fields and their order that vLLM gives them; `None` where there are none.
+    pub tools: Option<Vec<Value>>,
+    /// `tool_choice` is `none`: some engines are told to leave the tools out then.
+    pub tools_not_to_be_used: bool,
+    /// The client's arguments for the template, which win over `tools` and `documents`.
+    pub template_arguments: Object,
+    /// Documents to answer from.
+    pub documents: Option<Value>,
+    /// How much the model is to think; one of vLLM's words.
+    pub reasoning_effort: Option<String>,
+    /// Whether the template opens an assistant message at the end. Default true.
+    pub add_generation_prompt: bool,
+    /// Whether the last message is left open, for the model to continue. Default false.
+    pub continue_final_message: bool,
+    /// Whether the tokenizer's own tokens are added to what the template wrote. Default false.
+    pub add_special_tokens: bool,
+}
+
+/// One message.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, `tool`, `developer`, or any word that the template knows.
+    pub role: String,
+    /// What is said, in parts. Empty where the client sent none.
+    pub content: Vec<Part>,
+    /// The participant's name.
+    pub name: Option<String>,
+    /// An assistant's tool calls, with the arguments as an object; `None` where there are none.
+    pub tool_calls: Option<Vec<Value>>,
+    /// The call that a tool's message answers.
+    pub tool_call_id: Option<Value>,
+    /// What an assistant thought.
+    pub reasoning: Option<Value>,
+    /// A marker of some models (DeepSeek V4).
+    pub task: Option<String>,
+    /// The tools of a developer's message, `null` where it has none; `None` for every other role.
+    pub tools: Option<Value>,
+}
+
+/// A part of a message.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Part {
+    /// Text of any kind.
+    Text {
+        /// The text.
+        text: String,
+        /// Fields that the API does not know, which templates may see.
+        extra: Object,
+    },
+    /// The name of a tool that is loaded later.
+    ToolReference(String),
+}
+
+/// Arguments that belong to `apply_chat_template` itself: without effect, as vLLM tokenizes afterwards.
+const INERT_ARGUMENTS: [&str; 6] =
+    ["padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"];
+
+/// Arguments that make the engine refuse the request.
+const REFUSED_ARGUMENTS: [&str; 6] =
+    ["self", "conversation", "messages", "tokenize", "chat_template", "return_assistant_tokens_mask"];
+
+/// Fields of content parts that the API knows; all others are passed on to the template.
+const PART_FIELDS: [&str; 22] = [
+    "type",
+    "text",
+    "refusal",
+    "thinking",
+    "closed",
+    "name",
+    "uuid",
+    "data",
+    "file",
+    "image_url",
+    "image_pil",
+    "image_embeds",
+    "input_audio",
+    "audio_url",
+    "audio_embeds",
+    "video_url",
+    "video_embeds",
+    "prompt_embeds",
+    "detail",
+    "tool_reference",
+    "input_image",
+    "prompt_cache_breakpoint",
+];
+
+pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
+    let add_generation_prompt = json::take_flag(body, "add_generation_prompt", true)?;
+    let continue_final_message = json::take_flag(body, "continue_final_message", false)?;
+    if continue_final_message && add_generation_prompt {
+        return Err(BodyError::Refused("continue_final_message together with add_generation_prompt"));
+    }
+    let messages = match json::take(body, "messages") {
+        Some(Value::Array(messages)) if !messages.is_empty() => {
+            messages.into_iter().map(message).collect::<Result<_, _>>()?
+        }
+        Some(Value::Array(_)) | None => return Err(BodyError::EmptyPrompt),
+        Some(_) => return Err(BodyError::Field("messages")),
+    };
+    let documents = json::take(body, "documents");
+    documents.iter().try_for_each(json::check_exact)?;
+    Ok(Conversation {
+        messages,
+        tools: tools(body)?,
+        tools_not_to_be_used: body.get("tool_choice").is_some_and(|choice| choice == "none"),
+        template_arguments: template_arguments(body)?,
+        documents,
+        reasoning_effort: json::take_text(body, "reasoning_effort")?,
+        add_generation_prompt,
+        continue_final_message,
+        add_special_tokens: json::take_flag(body, "add_special_tokens", false)?,
+    })
+}
+
+fn message(value: Value) -> Result<Message, BodyError> {
+    let Value::Object(mut fields) = value else { return Err(BodyError::Field("messages")) };
+    let role = json::take_text(&mut fields, "role")?.ok_or(BodyError::Field("role"))?;
+    let mut content = match json::take(&mut fields, "content") {
+        None => Vec::new(),
+        Some(Value::String(text)) => vec![Part::Text { text, extra: Object::new() }],
+        Some(Value::Array(parts)) => {
+            let parts: Result<Vec<_>, _> = parts.into_iter().map(part).collect();
+            parts?.into_iter().flatten().collect()
+        }
+        Some(_) => return Err(BodyError::Field("content")),
+    };
+    if role == "system" {
+        content.retain_mut(strip_billing_header);
+    }
+    let assistant = role == "assistant";
+    let reasoning =
+        json::take(&mut fields, "reasoning").or_else(|| json::take(&mut fields, "reasoning_content"));
+    Ok(Message {
+        content,
+        name: text_only(json::take(&mut fields, "name")),
+        tool_calls: if assistant { tool_calls(&mut fields)? } else { None },
+        tool_call_id: if role == "tool" { fields.get_mut("tool_call_id").map(Value::take) } else { None },
+        reasoning: reasoning.filter(|_| assistant),
+        task: text_only(json::take(&mut fields, "task")),
+        tools: (role == "developer").then(|| json::take(&mut fields, "tools").unwrap_or(Value::Null)),
+        role,
+    })
+}
+
+fn text_only(value: Option<Value>) -> Option<String> {
+    match value {
+        Some(Value::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// One part of a message's content; `None` for one that vLLM skips.
+fn part(value: Value) -> Result<Option<Part>, BodyError> {
+    let Value::Object(mut fields) = value else {
+        return Err(BodyError::Refused("a content part is no object"));
+    };
+    if fields.contains_key("uuid") {
+        return Err(BodyError::Media);
+    }
+    let kind =
+        json::take_text(&mut fields, "type")?.ok_or(BodyError::Refused("a content part has no type"))?;
+    let text = match kind.as_str() {
+        "text" | "input_text" | "output_text" => json::take_text(&mut fields, "text")?,
+        "refusal" => json::take_text(&mut fields, "refusal")?,
+        "thinking" => json::take_text(&mut fields, "thinking")?,
+        "tool_reference" => {
+            let name = json::take_text(&mut fields, "name")?.ok_or(BodyError::Field("tool_reference"))?;
+            return Ok(Some(Part::ToolReference(name)));
+        }
+        _ => return Err(BodyError::Media),
+    };
+    match text {
+        Some(text) => {
+            fields.retain(|name, _| !PART_FIELDS.contains(&name.as_str()));
+            fields.values().try_for_each(json::check_exact)?;
+            Ok(Some(Part::Text { text, extra: fields }))
+        }
+        None if matches!(kind.as_str(), "text" | "refusal") => Ok(None),
+        None => Err(BodyError::Field("text")),
+    }
+}
+
+/// Claude Code's first system line changes with every request; vLLM removes it, and the part if nothing else is in it.
+fn strip_billing_header(part: &mut Part) -> bool {
+    let Part::Text { text, .. } = part else { return true };
+    if !text.starts_with("x-anthropic-billing-header") {
+        return true;
+    }
+    let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
+    *text = rest.to_owned();
+    !text.is_empty()
+}
+
+fn tool_calls(message: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
+    let Some(calls) = json::take(message, "tool_calls") else { return Ok(None) };
+    let Value::Array(mut calls) = calls else { return Err(BodyError::Field("tool_calls")) };
+    for call in &mut calls {
+        tool_call(call)?;
+    }
+    Ok(Some(calls).filter(|calls| !calls.is_empty()))
+}
+
+/// Templates expect the arguments of a call as an object, clients send them as a JSON text.
+fn tool_call(call: &mut Value) -> Result<(), BodyError> {
+    const FIELD: BodyError = BodyError::Field("tool_calls");
+    if !call.get("type").is_none_or(|kind| kind == "function") {
+        return Err(BodyError::Refused("a tool call is no function call"));
+    }
+    let function = call.get_mut("function").and_then(Value::as_object_mut).ok_or(FIELD)?;
+    let arguments = match json::take(function, "arguments") {
+        Some(Value::String(text)) => call_arguments(&text)?,
+        Some(Value::Object(arguments)) => Value::Object(arguments),
+        _ => json!({}),
+    };
+    function.insert("arguments".to_owned(), arguments);
+    json::check_exact(call)
+}
+
+/// vLLM makes an empty object of everything that Python's `json.loads` does not read as an object. What it would read
+/// and `serde_json` does not (`NaN`, lone surrogates, huge exponents, deep nesting) is not guessed at.
+fn call_arguments(text: &str) -> Result<Value, BodyError> {
+    match serde_json::from_str(text) {
+        Ok(arguments @ Value::Object(_)) => Ok(arguments),
+        Ok(_) => Ok(json!({})),
+        Err(error) => {
+            let unlike_python = ["NaN", "Infinity", "\\ud", "\\uD"].iter().any(|sign| text.contains(sign));
+            let number_or_depth = {
+                let message = error.to_string();
+                message.starts_with("number out of range") || message.starts_with("recursion limit")
+            };
+            if unlike_python || number_or_depth {
+                Err(BodyError::Unsupported("tool call arguments"))
+            } else {
+                Ok(json!({}))
+            }
+        }
+    }
+}
+
+fn tools(body: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
+    match json::take(body, "tools") {
+        None => Ok(None),
+        Some(Value::Array(tools)) if tools.is_empty() => Err(BodyError::Refused("an empty list of tools")),
+        Some(Value::Array(tools)) => tools.into_iter().map(tool).collect::<Result<_, _>>().map(Some),
+        Some(_) => Err(BodyError::Field("tools")),
+    }
+}
+
+/// A tool as vLLM writes it out again: its own order of fields, unknown ones dropped, absent ones null.
+fn tool(value: Value) -> Result<Value, BodyError> {
+    const FIELD: BodyError = BodyError::Field("tools");
+    let Value::Object(mut tool) = value else { return Err(FIELD) };
+    if !tool.get("type").is_none_or(|kind| kind == "function") {
+        return Err(BodyError::Refused("a tool is no function"));
+    }
+    let defer_loading = optional_flag(&mut tool, "defer_loading")?;
+    let Some(Value::Object(mut given)) = json::take(&mut tool, "function") else { return Err(FIELD) };
+    let mut function = Object::new();
+    function.insert("name".to_owned(), json::take_text(&mut given, "name")?.ok_or(FIELD)?.into());
+    function.insert("description".to_owned(), json::take_text(&mut given, "description")?.into());
+    let parameters = match json::take(&mut given, "parameters") {
+        parameters @ (None | Some(Value::Object(_))) => parameters,
+        Some(_) => return Err(FIELD),
+    };
+    parameters.iter().try_for_each(json::check_exact)?;
+    function.insert("parameters".to_owned(), parameters.into());
+    if let Some(strict) = optional_flag(&mut given, "strict")? {
+        function.insert("strict".to_owned(), strict.into());
+    }
+    if let Some(defer_loading) = optional_flag(&mut given, "defer_loading")?.or(defer_loading) {
+        function.insert("defer_loading".to_owned(), defer_loading.into());
+    }
+    let mut tool = Object::new();
+    tool.insert("type".to_owned(), "function".into());
+    tool.insert("function".to_owned(), Value::Object(function));
+    if let Some(defer_loading) = defer_loading {
+        tool.insert("defer_loading".to_owned(), defer_loading.into());
+    }
+    Ok(Value::Object(tool))
+}
+
+fn optional_flag(object: &mut Object, name: &'static str) -> Result<Option<bool>, BodyError> {
+    match json::take(object, name) {
+        None => Ok(None),
+        Some(Value::Bool(flag)) => Ok(Some(flag)),
+        Some(_) => Err(BodyError::Field(name)),
+    }
+}
+
+fn template_arguments(body: &mut Object) -> Result<Object, BodyError> {
+    let mut arguments = match json::take(body, "chat_template_kwargs") {
+        None => Object::new(),
+        Some(Value::Object(arguments)) => arguments,
+        Some(_) => return Err(BodyError::Field("chat_template_kwargs")),
+    };
+    if arguments.contains_key("chat_template") {
+        return Err(BodyError::RequestTemplate);
+    }
+    if REFUSED_ARGUMENTS.iter().any(|name| arguments.contains_key(*name)) {
+        return Err(BodyError::Refused("a template argument that cannot be given"));
+    }
+    arguments.retain(|name, _| !INERT_ARGUMENTS.contains(&name.as_str()));
+    arguments.values().try_for_each(json::check_exact)?;
+    Ok(arguments)
+}

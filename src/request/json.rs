@@ -1,0 +1,48 @@
+//! Small helpers to take typed fields out of a JSON object, as the API's own validation would.
+
+use super::body::BodyError;
+use serde_json::{Map, Value};
+
+/// A JSON object in the order in which the client wrote it; of a repeated key the last value counts, as in Python.
+pub(super) type Object = Map<String, Value>;
+
+/// Takes a field away; `null` is the same as an absent field.
+pub(super) fn take(object: &mut Object, name: &str) -> Option<Value> {
+    object.get_mut(name).map(Value::take).filter(|value| !value.is_null())
+}
+
+/// An optional string.
+pub(super) fn take_text(object: &mut Object, name: &'static str) -> Result<Option<String>, BodyError> {
+    match take(object, name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(BodyError::Field(name)),
+    }
+}
+
+/// A boolean; unlike an absent one, `null` is not allowed.
+pub(super) fn take_flag(object: &mut Object, name: &'static str, default: bool) -> Result<bool, BodyError> {
+    match object.get(name) {
+        None => Ok(default),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => Err(BodyError::Field(name)),
+    }
+}
+
+/// Checks that every number in `value` is known exactly, so that it can be printed as Python would print it.
+///
+/// The parser turns integers beyond 64 bits, and `-0`, into floats; those no longer tell what the client wrote.
+pub(super) fn check_exact(value: &Value) -> Result<(), BodyError> {
+    const BEYOND_U64: f64 = 18_446_744_073_709_551_616.0;
+    match value {
+        Value::Number(number) if number.is_f64() => match number.as_f64() {
+            Some(float) if float == 0.0 && float.is_sign_negative() => Err(BodyError::Number),
+            Some(float) if float >= BEYOND_U64 || float < i64::MIN as f64 => Err(BodyError::Number),
+            Some(_) => Ok(()),
+            None => Err(BodyError::Number),
+        },
+        Value::Array(items) => items.iter().try_for_each(check_exact),
+        Value::Object(fields) => fields.values().try_for_each(check_exact),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,83 @@
+//! Token ids that a real vLLM 0.32.0 made of request bodies, against ours.
+//!
+//! The model's tokenizer is not part of the repository: `scripts/fetch-tokenizers` fetches it.
+
+use kvspoa::prompt::Model;
+use kvspoa::request::body::{Endpoint, parse};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Refusals that depend on the engine's options or limits, or on the name of the model: nothing in the body tells.
+const REFUSED_BY_THE_ENGINE_ALONE: [&str; 4] =
+    ["tools-auto-unset", "wrong-model", "ids-out-of-vocabulary", "too-long"];
+
+fn tokenizer_dir(model: &str) -> Option<PathBuf> {
+    let cache = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/kvspoa/tokenizers"));
+    let dir = std::env::var_os("KVSPOA_TOKENIZERS").map(PathBuf::from).or_else(cache)?.join(model);
+    dir.join("tokenizer.json").exists().then_some(dir)
+}
+
+fn ours(model: &Model, row: &Value) -> Result<Vec<u32>, &'static str> {
+    let body = row["body"].to_string();
+    let endpoint = row["path"].as_str().and_then(|path| match path {
+        "/tokenize" if row["body"].get("messages").is_some() => Some(Endpoint::ChatCompletions),
+        "/tokenize" => Some(Endpoint::Completions),
+        path => Endpoint::from_path(path.trim_end_matches("/render")),
+    });
+    let ask = parse(endpoint.ok_or("no_endpoint")?, body.as_bytes()).map_err(|error| error.reason())?;
+    let tokens = model.tokens(&ask).map_err(|error| error.reason())?;
+    Ok(tokens.into_iter().map(|token| token.0).collect())
+}
+
+/// The ids of a row: of the first choice, where the fixture has one list for each choice.
+fn expected(row: &Value) -> Option<Vec<u32>> {
+    // The answer of a `/render` endpoint; the list of several was filed as an error.
+    let rendered = row["answer"].get("token_ids").or_else(|| row["error"].get(0)?.get("token_ids"));
+    let ids = row.get("prompt_token_ids").or(rendered)?.as_array()?;
+    let ids = ids.first().and_then(Value::as_array).unwrap_or(ids);
+    ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+#[test]
+fn qwen3_prompts_have_the_ids_that_vllm_made() {
+    let Some(dir) = tokenizer_dir("qwen3") else {
+        println!("skipped: run scripts/fetch-tokenizers for the tokenizer of Qwen3");
+        return;
+    };
+    let model = Model::load(&dir).expect("the model");
+    let fixture = include_str!("fixtures/vllm/render-qwen3.json");
+    let fixture: Value = serde_json::from_str(fixture).expect("the fixture");
+    let mut compared = 0;
+    let mut wrong = Vec::new();
+    for row in fixture["rows"].as_array().expect("rows") {
+        let case = row["case"].as_str().expect("a case");
+        let result = ours(&model, row);
+        match (expected(row), row["status"].as_u64()) {
+            // Several prompts are refused here, on purpose.
+            (Some(_), _)
+                if row["body"]["prompt"].as_array().is_some_and(|p| p.len() > 1 && !p[0].is_number()) =>
+            {
+                assert_eq!(result, Err("several_prompts"), "{case}");
+            }
+            (Some(ids), _) => {
+                if result == Err("no_endpoint") {
+                    continue;
+                }
+                compared += 1;
+                if result.as_ref() != Ok(&ids) {
+                    wrong.push(format!("{case}: {result:?} is not {ids:?}"));
+                }
+            }
+            (None, Some(400..)) if REFUSED_BY_THE_ENGINE_ALONE.contains(&case) => {}
+            (None, Some(400..)) => {
+                if result.is_ok() {
+                    wrong.push(format!("{case}: vLLM refused it"));
+                }
+            }
+            // Endpoints that are not read, and answers without ids.
+            (None, _) => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(compared, 84, "rows with ids");
+}
