@@ -2,30 +2,61 @@
 //!
 //! The keys are random per process. Nothing outside of the process ever sees a hash, so nobody can build prompts
 //! that collide, and no value need agree with an engine's.
+//!
+//! A block is cut into groups of 16 tokens. Each group is the xor of four products of keyed words (the shape of
+//! UMAC's NH and of wyhash): independent multiplications, so the processor works on all at once. Only the chain is
+//! sequential, one multiplication a block.
 
 use crate::units::{BlockHash, SequenceHash, TokenId};
+use std::hash::{BuildHasher, RandomState};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+/// Tokens that one round of the block hash takes.
+const GROUP_TOKENS: usize = 16;
+
+/// The top bit of both tokens of a word. Set in every word key: as no vocabulary reaches 2^31, a keyed word is never
+/// zero, and a product never loses its other factor.
+const TOKEN_TOP_BITS: u64 = 0x8000_0000_8000_0000;
+
 /// The process's secret key for all hashes. Two values from different keys never compare.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HashKey {
+    words: [u64; GROUP_TOKENS / 2],
+    group: u64,
+    length: u64,
+    parent: u64,
+    block: u64,
     seed: u64,
-    chain: u64,
 }
 
 impl HashKey {
-    /// A key drawn from the operating system's randomness.
+    /// A key drawn from the operating system's randomness (by way of `RandomState`, a keyed SipHash).
     #[must_use]
     pub fn random() -> Self {
-        let mut source = fastrand::Rng::new();
-        Self::from_seed(source.u64(..))
+        let entropy = RandomState::new();
+        let mut counter = 0u64;
+        Self::from_words(|| {
+            counter += 1;
+            entropy.hash_one(counter)
+        })
     }
 
     /// A fixed key, for tests, benches and seeded simulation.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
-        Self { seed: rng.u64(..), chain: rng.u64(..) | 1 }
+        Self::from_words(|| rng.u64(..))
+    }
+
+    fn from_words(mut next: impl FnMut() -> u64) -> Self {
+        Self {
+            words: std::array::from_fn(|_| next() | TOKEN_TOP_BITS),
+            group: next() | 1,
+            length: next() | 1,
+            parent: next(),
+            block: next(),
+            seed: next(),
+        }
     }
 
     /// Where a chain starts that has neither LoRA adapter nor cache salt.
@@ -40,17 +71,23 @@ impl HashKey {
         let part = |kind: u64, text: Option<&str>| {
             text.map_or(kind, |t| xxh3_64_with_seed(t.as_bytes(), self.seed.wrapping_add(kind)))
         };
-        SequenceHash(fold(part(1, lora_name) ^ self.chain, part(2, cache_salt).rotate_left(17) ^ self.seed))
+        SequenceHash(fold(part(1, lora_name) ^ self.parent, part(2, cache_salt) ^ self.seed))
     }
 
     /// The hash of one full block. The number of tokens is part of it, so chains of different block sizes never meet.
     #[must_use]
+    #[inline]
     pub fn block(&self, tokens: &[TokenId]) -> BlockHash {
-        let mut hash = self.seed ^ tokens.len() as u64;
-        for pair in tokens.chunks(2) {
-            let low = u64::from(pair[0].0);
-            let high = pair.get(1).map_or(u64::from(u32::MAX) + 1, |t| u64::from(t.0));
-            hash = fold(hash ^ low ^ high << 32, self.chain);
+        let mut hash = self.length.wrapping_mul(tokens.len() as u64 + 1);
+        let (groups, rest) = tokens.as_chunks::<GROUP_TOKENS>();
+        for group in groups {
+            hash = self.add_group(hash, group);
+        }
+        if !rest.is_empty() {
+            // Zeros are no ambiguity: the length is part of the hash.
+            let mut padded = [TokenId(0); GROUP_TOKENS];
+            padded[..rest.len()].copy_from_slice(rest);
+            hash = self.add_group(hash, &padded);
         }
         BlockHash(hash)
     }
@@ -59,31 +96,235 @@ impl HashKey {
     #[must_use]
     pub fn block_with_extra(&self, tokens: &[TokenId], extra: &[u8]) -> BlockHash {
         let plain = self.block(tokens);
-        BlockHash(fold(plain.0 ^ xxh3_64_with_seed(extra, self.seed), self.chain))
+        let extra = xxh3_64_with_seed(extra, self.seed);
+        BlockHash(fold(plain.0 ^ self.group, extra ^ self.seed) ^ extra)
     }
 
     /// The sequence hash of `block` standing behind `parent`.
     #[must_use]
+    #[inline]
     pub fn chain(&self, parent: SequenceHash, block: BlockHash) -> SequenceHash {
-        SequenceHash(fold(parent.0 ^ block.0, self.chain).rotate_left(23) ^ block.0)
+        // The last xor is off the critical path (the low half of a product is ready first).
+        SequenceHash(fold(parent.0 ^ self.parent, block.0 ^ self.block) ^ block.0)
     }
 
-    /// Sequence hashes of all full blocks of a prompt, in order.
+    /// Sequence hashes of all full blocks of a prompt, in order. A `block_tokens` of 0 is taken as 1.
     #[must_use]
     pub fn sequence(&self, root: SequenceHash, tokens: &[TokenId], block_tokens: u32) -> Vec<SequenceHash> {
-        let mut at = root;
-        tokens
-            .chunks_exact(block_tokens.max(1) as usize)
-            .map(|block| {
-                at = self.chain(at, self.block(block));
-                at
-            })
-            .collect()
+        let mut hashes = Vec::new();
+        self.sequence_into(root, tokens, block_tokens, &mut hashes);
+        hashes
+    }
+
+    /// [`Self::sequence`] behind `parent`, appended to `hashes`: a prompt can be hashed piece by piece.
+    pub fn sequence_into(
+        &self,
+        parent: SequenceHash,
+        tokens: &[TokenId],
+        block_tokens: u32,
+        hashes: &mut Vec<SequenceHash>,
+    ) {
+        let mut at = parent;
+        let mut next = |block: BlockHash| {
+            at = self.chain(at, block);
+            at
+        };
+        match block_tokens as usize {
+            GROUP_TOKENS => {
+                // The most common size, without a loop inside of the loop.
+                let start = self.length.wrapping_mul(GROUP_TOKENS as u64 + 1);
+                let (blocks, _) = tokens.as_chunks::<GROUP_TOKENS>();
+                hashes.extend(blocks.iter().map(|block| next(BlockHash(self.add_group(start, block)))));
+            }
+            size => hashes.extend(tokens.chunks_exact(size.max(1)).map(|block| next(self.block(block)))),
+        }
+    }
+
+    /// A secret for hash tables, so that nobody can choose keys that meet.
+    pub(crate) fn secret(&self) -> u64 {
+        fold(self.seed ^ self.block, self.group)
+    }
+
+    #[inline]
+    fn add_group(&self, hash: u64, group: &[TokenId; GROUP_TOKENS]) -> u64 {
+        let word =
+            |at: usize| (u64::from(group[2 * at].0) | u64::from(group[2 * at + 1].0) << 32) ^ self.words[at];
+        let sum =
+            fold(word(0), word(1)) ^ fold(word(2), word(3)) ^ fold(word(4), word(5)) ^ fold(word(6), word(7));
+        fold(hash, self.group) ^ sum
+    }
+}
+
+/// Shows nothing of the key.
+impl std::fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HashKey")
     }
 }
 
 /// 64 × 64 → 128 bit multiplication, both halves folded together.
-fn fold(a: u64, b: u64) -> u64 {
+#[inline]
+pub(crate) fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b);
     (wide as u64) ^ (wide >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<TokenId> {
+        ids.into_iter().map(TokenId).collect()
+    }
+
+    #[test]
+    fn equal_prefixes_have_equal_hashes_and_nothing_behind_a_difference_has() {
+        let key = HashKey::from_seed(1);
+        let one = tokens(0..160);
+        let mut other = one.clone();
+        other[70] = TokenId(7);
+        let (one, other) =
+            (key.sequence(key.plain_root(), &one, 16), key.sequence(key.plain_root(), &other, 16));
+        assert_eq!(one.len(), 10);
+        assert_eq!(one[..4], other[..4]);
+        assert!(one[4..].iter().zip(&other[4..]).all(|(a, b)| a != b));
+    }
+
+    #[test]
+    fn the_fast_path_agrees_with_block_and_chain_for_every_size() {
+        let key = HashKey::from_seed(2);
+        let prompt = tokens(1000..1700);
+        for block_tokens in [1u32, 4, 8, 15, 16, 17, 32, 64, 100, 128] {
+            let mut at = key.plain_root();
+            let slow: Vec<_> = prompt
+                .chunks_exact(block_tokens as usize)
+                .map(|block| {
+                    at = key.chain(at, key.block(block));
+                    at
+                })
+                .collect();
+            assert_eq!(key.sequence(key.plain_root(), &prompt, block_tokens), slow, "{block_tokens}");
+        }
+        assert_eq!(key.sequence(key.plain_root(), &prompt, 0).len(), prompt.len());
+    }
+
+    #[test]
+    fn a_prompt_can_be_hashed_piece_by_piece() {
+        let key = HashKey::from_seed(3);
+        let prompt = tokens(0..320);
+        let whole = key.sequence(key.plain_root(), &prompt, 32);
+        let mut pieces = key.sequence(key.plain_root(), &prompt[..96], 32);
+        key.sequence_into(pieces[2], &prompt[96..], 32, &mut pieces);
+        assert_eq!(pieces, whole);
+    }
+
+    #[test]
+    fn one_changed_bit_of_a_token_changes_about_half_of_the_hash() {
+        let key = HashKey::from_seed(4);
+        for size in [8usize, 16, 32, 48] {
+            let mut flipped = 0u32;
+            let mut trials = 0u32;
+            for base in 0..64u32 {
+                let block = tokens((0..size as u32).map(|i| i * 31 + base * 977));
+                let plain = key.chain(key.plain_root(), key.block(&block)).0;
+                for at in 0..size {
+                    for bit in 0..17 {
+                        let mut changed = block.clone();
+                        changed[at].0 ^= 1 << bit;
+                        let different = plain ^ key.chain(key.plain_root(), key.block(&changed)).0;
+                        assert_ne!(different, 0);
+                        flipped += different.count_ones();
+                        trials += 64;
+                    }
+                }
+            }
+            let share = f64::from(flipped) / f64::from(trials);
+            assert!((0.49..0.51).contains(&share), "size {size}: {share}");
+        }
+    }
+
+    #[test]
+    fn a_million_structured_and_random_blocks_do_not_collide() {
+        let key = HashKey::from_seed(5);
+        let mut rng = fastrand::Rng::with_seed(5);
+        let mut seen = HashSet::new();
+        let mut low_halves = HashSet::new();
+        let mut insert = |block: &[TokenId]| {
+            let hash = key.block(block).0;
+            assert!(seen.insert(hash), "{block:?}");
+            low_halves.insert(hash as u32);
+        };
+        for _ in 0..400_000 {
+            insert(&tokens((0..16).map(|_| rng.u32(..128_000))));
+        }
+        for value in 0..100_000u32 {
+            // Counters in one place, in swapped places, and all tokens alike.
+            let mut block = [TokenId(1); 16];
+            block[(value % 16) as usize] = TokenId(value + 200_000);
+            insert(&block);
+            block[((value + 1) % 16) as usize] = TokenId(value + 200_001);
+            insert(&block);
+            insert(&[TokenId(value + 2); 16]);
+            insert(&[TokenId(value); 8]);
+            insert(&[TokenId(value); 17]);
+            insert(&[TokenId(value + 2); 32]);
+        }
+        // A random 32-bit half of n values repeats n²/2^33 times: the halves must be as good as random.
+        let repeats = seen.len() - low_halves.len();
+        assert!((80..160).contains(&repeats), "{repeats}");
+    }
+
+    #[test]
+    fn the_order_of_tokens_and_of_blocks_counts() {
+        let key = HashKey::from_seed(6);
+        let mut block = tokens(100..116);
+        let plain = key.block(&block);
+        for (a, b) in [(0, 1), (0, 2), (0, 4), (3, 12), (7, 15)] {
+            block.swap(a, b);
+            assert_ne!(key.block(&block), plain);
+            block.swap(a, b);
+        }
+        let root = key.plain_root();
+        let (a, b) = (key.block(&tokens(0..16)), key.block(&tokens(16..32)));
+        assert_ne!(key.chain(key.chain(root, a), b), key.chain(key.chain(root, b), a));
+    }
+
+    #[test]
+    fn zeros_keep_their_places_and_a_repeated_block_never_stands_still() {
+        let key = HashKey::from_seed(7);
+        let mut seen = HashSet::new();
+        for size in 1..=64usize {
+            assert!(seen.insert(key.block(&vec![TokenId(0); size])), "{size}");
+        }
+        let all = key.sequence(key.plain_root(), &vec![TokenId(0); 16 * 100_000], 16);
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+    }
+
+    #[test]
+    fn caches_of_adapters_salts_and_media_are_apart() {
+        let key = HashKey::from_seed(8);
+        let roots = [
+            key.plain_root(),
+            key.root(Some("a"), None),
+            key.root(None, Some("a")),
+            key.root(Some("a"), Some("a")),
+            key.root(Some("b"), Some("a")),
+            key.root(Some("a"), Some("b")),
+            key.root(Some(""), None),
+        ];
+        assert_eq!(roots.iter().collect::<HashSet<_>>().len(), roots.len());
+        let block = tokens(0..16);
+        assert_ne!(key.block(&block), key.block_with_extra(&block, b""));
+        assert_ne!(key.block_with_extra(&block, b"x"), key.block_with_extra(&block, b"y"));
+    }
+
+    #[test]
+    fn keys_are_apart_and_never_shown() {
+        let block = tokens(0..16);
+        let (one, other) = (HashKey::random(), HashKey::random());
+        assert_ne!(one.block(&block), other.block(&block));
+        assert_ne!(one.plain_root(), other.plain_root());
+        assert_eq!(format!("{one:?}"), "HashKey");
+    }
 }

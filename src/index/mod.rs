@@ -1,1 +1,279 @@
 //! Which rank holds which block.
+//!
+//! One [`Index`] a pool, fed by one writer, read by many behind a lock. Chains of blocks are kept as *runs* of at most
+//! 256 blocks under our own sequence hashes; each run has a *lane* for every rank and tier that holds any of it. A
+//! rank's own table maps the engine's block names to places in runs: events name blocks so.
+//!
+//! Exact: blocks missing in the middle, several physical copies, children stored before their parents and blocks in
+//! lower tiers all count as they do in the engine. What cannot be known is never credited, but counted.
+//!
+//! | file | what |
+//! |---|---|
+//! | `runs`, `lanes` | runs, and who holds what of them |
+//! | `map`, `paged` | containers that never stop for long |
+//! | `slot`, `waiting` | one rank's own tables |
+//! | `apply` | KV events → changes |
+//! | `find` | prompt → overlaps |
+//! | `room` | the limit, and cleaning up behind ranks that left |
+
+mod apply;
+#[cfg(debug_assertions)]
+mod check;
+mod find;
+mod lanes;
+mod map;
+mod paged;
+mod room;
+mod runs;
+mod slot;
+mod stats;
+mod waiting;
+
+#[cfg(test)]
+mod tests;
+
+pub use find::{Overlap, Overlaps};
+pub use stats::{Applied, IndexStats, RankStats};
+
+use crate::events::KvEvent;
+use crate::hash::HashKey;
+use crate::units::RankId;
+use apply::{Change, Limits};
+use lanes::MAX_SLOTS;
+use room::Pass;
+use runs::Runs;
+use slot::Slot;
+
+/// A lane's owner that is no rank: the slot is dead.
+const NO_RANK: u16 = u16::MAX;
+
+/// Limits of an index.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexConfig {
+    /// Memory that the index may take, in bytes; each part counts with what it costs at its worst, so the real use is
+    /// lower. At the limit the least recently used blocks of the largest rank are dropped.
+    pub max_bytes: usize,
+    /// Blocks of one rank that may wait for their place in a chain. More are dropped.
+    pub max_waiting_blocks: usize,
+    /// Blocks of one rank that are remembered after they left the GPU, on ranks with lower tiers.
+    pub max_ghost_blocks: usize,
+}
+
+impl Default for IndexConfig {
+    fn default() -> Self {
+        Self {
+            // About 25 million blocks: a hundred replicas with 4 million tokens each.
+            max_bytes: 1 << 30,
+            // A rank's whole cache, where the stream was joined late.
+            max_waiting_blocks: 65_536,
+            // A CPU store comes one batch after the GPU removal: some thousand blocks at most.
+            max_ghost_blocks: 8_192,
+        }
+    }
+}
+
+/// Counts batches of events: what is "recent" only orders blocks among each other.
+#[derive(Debug, Default)]
+struct Clock {
+    events: u64,
+}
+
+impl Clock {
+    /// Coarse, so that finds seldom write.
+    const EVENTS_PER_TICK: u64 = 64;
+
+    fn now(&self) -> u32 {
+        (self.events / Self::EVENTS_PER_TICK) as u32
+    }
+}
+
+/// The index of one pool.
+#[derive(Debug)]
+pub struct Index {
+    key: HashKey,
+    config: IndexConfig,
+    runs: Runs,
+    slots: Vec<Option<Slot>>,
+    /// Slot → rank.
+    owners: Vec<u16>,
+    /// Rank → slot.
+    ranks: Vec<Option<u16>>,
+    /// Slots of ranks that were cleared or removed, to be cleaned up.
+    dead: Vec<u16>,
+    free_slots: Vec<u16>,
+    /// Memory of all slots.
+    slot_bytes: usize,
+    clock: Clock,
+    pass: Option<Pass>,
+    evicted: u64,
+}
+
+impl Index {
+    /// An empty index for chains under `key`.
+    #[must_use]
+    pub fn new(key: HashKey, config: IndexConfig) -> Self {
+        let secret = key.secret();
+        Self {
+            key,
+            config,
+            runs: Runs::new(secret),
+            slots: Vec::new(),
+            owners: Vec::new(),
+            ranks: Vec::new(),
+            dead: Vec::new(),
+            free_slots: Vec::new(),
+            slot_bytes: 0,
+            clock: Clock::default(),
+            pass: None,
+            evicted: 0,
+        }
+    }
+
+    /// Makes a rank known, with an empty cache. Nothing happens if it is known already. Returns false if there is no
+    /// place for it (16,384 ranks).
+    pub fn add_rank(&mut self, rank: RankId) -> bool {
+        if self.slot_of(rank).is_some() {
+            return true;
+        }
+        let Some(slot) = self.allocate_slot(rank) else { return false };
+        if self.ranks.len() <= rank.index() {
+            self.ranks.resize(rank.index() + 1, None);
+        }
+        self.ranks[rank.index()] = Some(slot);
+        true
+    }
+
+    /// Forgets all that a rank holds in every tier: its engine started anew. Takes no time that grows with what it
+    /// held; see [`Index::sweep`].
+    pub fn clear_rank(&mut self, rank: RankId) {
+        let Some(id) = self.slot_of(rank) else { return };
+        if self.slots[usize::from(id)].as_ref().is_some_and(Slot::is_empty) {
+            self.reset_slot(id, rank);
+            return;
+        }
+        self.remove_rank(rank);
+        self.add_rank(rank);
+    }
+
+    /// Takes a rank out. Its id may be used again at once.
+    pub fn remove_rank(&mut self, rank: RankId) {
+        let Some(id) = self.ranks.get_mut(rank.index()).and_then(Option::take) else { return };
+        self.owners[usize::from(id)] = NO_RANK;
+        self.dead.push(id);
+        if self.pass.as_ref().is_some_and(|pass| pass.is_of(id)) {
+            self.pass = None;
+        }
+    }
+
+    /// Applies one KV event of a rank.
+    pub fn apply(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
+        let Some(id) = self.slot_of(rank) else {
+            return Applied { malformed: 1, ..Applied::default() };
+        };
+        if *event == KvEvent::Cleared {
+            return self.apply_cleared(rank);
+        }
+        self.clock.events += 1;
+        let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
+        let before = slot.bytes();
+        let limits = Limits { waiting: self.config.max_waiting_blocks, ghosts: self.config.max_ghost_blocks };
+        let mut change = Change {
+            runs: &mut self.runs,
+            slot,
+            id,
+            key: &self.key,
+            now: self.clock.now(),
+            limits,
+            applied: Applied::default(),
+        };
+        change.apply(event);
+        let applied = change.applied;
+        slot.totals += applied;
+        self.slot_bytes = self.slot_bytes + slot.bytes() - before;
+        if !self.dead.is_empty() {
+            self.sweep(1);
+        }
+        if self.bytes() > self.config.max_bytes {
+            self.make_room();
+        }
+        applied
+    }
+
+    /// The index's own figures.
+    #[must_use]
+    pub fn stats(&self) -> IndexStats {
+        let mut blocks = [0; 3];
+        for slot in self.ranks.iter().flatten().filter_map(|id| self.slots[usize::from(*id)].as_ref()) {
+            for (sum, held) in blocks.iter_mut().zip(slot.blocks) {
+                *sum += held;
+            }
+        }
+        IndexStats {
+            ranks: self.ranks.iter().flatten().count(),
+            blocks,
+            runs: self.runs.len(),
+            bytes: self.bytes() as u64,
+            max_bytes: self.config.max_bytes as u64,
+            evicted: self.evicted,
+            unswept: self.dead.len(),
+        }
+    }
+
+    /// One rank's figures; `None` for a rank that is not known.
+    #[must_use]
+    pub fn rank_stats(&self, rank: RankId) -> Option<RankStats> {
+        let id = self.slot_of(rank)?;
+        Some(self.slots[usize::from(id)].as_ref()?.stats())
+    }
+
+    /// The event does not tell whether only the GPU tier was reset or the lower tiers too (vLLM sends the same for
+    /// both). Nothing is credited that may be gone: the lower tiers' blocks are forgotten as well, and count again
+    /// as soon as the engine stores them anew.
+    fn apply_cleared(&mut self, rank: RankId) -> Applied {
+        let old = self.rank_stats(rank).unwrap_or_default();
+        let applied = Applied { cleared: 1, ..Applied::default() };
+        self.clear_rank(rank);
+        let slot = self.slot_of(rank).and_then(|id| self.slots[usize::from(id)].as_mut());
+        if let Some(slot) = slot {
+            slot.totals = old.totals;
+            slot.totals += applied;
+            slot.evicted = old.evicted;
+            slot.cpu_chunk = old.cpu_chunk_blocks;
+        }
+        applied
+    }
+
+    fn bytes(&self) -> usize {
+        self.runs.bytes() + self.slot_bytes
+    }
+
+    fn slot_of(&self, rank: RankId) -> Option<u16> {
+        self.ranks.get(rank.index()).copied().flatten()
+    }
+
+    fn allocate_slot(&mut self, rank: RankId) -> Option<u16> {
+        if self.free_slots.is_empty() && self.slots.len() >= MAX_SLOTS {
+            self.sweep(usize::MAX);
+        }
+        let id = match self.free_slots.pop() {
+            Some(id) => id,
+            None if self.slots.len() < MAX_SLOTS => {
+                self.slots.push(None);
+                self.owners.push(NO_RANK);
+                (self.slots.len() - 1) as u16
+            }
+            None => return None,
+        };
+        self.reset_slot(id, rank);
+        Some(id)
+    }
+
+    fn reset_slot(&mut self, id: u16, rank: RankId) {
+        let slot = Slot::new(self.key.secret());
+        self.slot_bytes += slot.bytes();
+        if let Some(old) = self.slots[usize::from(id)].replace(slot) {
+            self.slot_bytes -= old.bytes();
+        }
+        self.owners[usize::from(id)] = rank.0;
+    }
+}

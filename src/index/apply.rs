@@ -1,0 +1,375 @@
+//! KV events → changes of the index.
+//!
+//! Only GPU events tell who a block is: they carry its tokens, and the salt, adapter and media that make it differ
+//! from another block of the same tokens. Events of lower tiers do not (vLLM gives them no `extra_keys`), so a block
+//! in a lower tier takes its identity from the GPU event of the same engine hash, and waits unscored until there was
+//! one.
+
+use super::lanes::LaneId;
+use super::runs::{BlockRef, RunId, Runs};
+use super::slot::Slot;
+use super::stats::Applied;
+use super::waiting::Link;
+use crate::events::{KvEvent, Stored};
+use crate::hash::HashKey;
+use crate::units::{BlockHash, EngineHash, SequenceHash, Tier};
+
+/// Limits of one rank's tables.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) waiting: usize,
+    pub(super) ghosts: usize,
+}
+
+/// One event being applied to one slot.
+#[derive(Debug)]
+pub(super) struct Change<'a> {
+    pub(super) runs: &'a mut Runs,
+    pub(super) slot: &'a mut Slot,
+    /// The slot's place.
+    pub(super) id: u16,
+    pub(super) key: &'a HashKey,
+    pub(super) now: u32,
+    pub(super) limits: Limits,
+    pub(super) applied: Applied,
+}
+
+/// Where a chain goes on.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// Behind a known block, or at the chain's start; with the hash of what stands before.
+    Known(Option<BlockRef>, SequenceHash),
+    /// Behind a block that is not known.
+    Unknown(EngineHash),
+}
+
+/// Blocks of one run that are to be held, in one go.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    run: RunId,
+    from: usize,
+    to: usize,
+}
+
+/// Copies that a store adds to a block that is held already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Copies {
+    /// One more physical copy.
+    Count,
+    /// None: the store only announces what is there.
+    Announce,
+}
+
+impl Change<'_> {
+    pub(super) fn apply(&mut self, event: &KvEvent<'_>) {
+        match event {
+            KvEvent::Stored(stored) => self.store(stored),
+            KvEvent::Removed { tier, engine_hashes } => {
+                for hash in *engine_hashes {
+                    self.remove(*hash, *tier);
+                }
+            }
+            // The index gives the rank a new slot instead.
+            KvEvent::Cleared => {}
+        }
+    }
+
+    fn store(&mut self, stored: &Stored<'_>) {
+        let count = stored.engine_hashes.len();
+        if stored.tier == Tier::Cpu {
+            // One event names one offload chunk; where engines merge or split them, 1 is the safe answer.
+            let size = u32::try_from(count).unwrap_or(u32::MAX);
+            self.slot.cpu_chunk = greatest_common_divisor(self.slot.cpu_chunk, size);
+        }
+        if stored.tier != Tier::Gpu || stored.block_hashes.is_empty() {
+            for hash in stored.engine_hashes {
+                self.store_by_name(*hash, stored.tier);
+            }
+        } else if count == stored.block_hashes.len() {
+            self.store_chain(stored);
+        } else {
+            self.applied.malformed += 1;
+        }
+    }
+
+    /// A store that names a block without telling what it is.
+    fn store_by_name(&mut self, hash: EngineHash, tier: Tier) {
+        if let Some(block) = self.block(hash) {
+            self.hold(hash, block, tier, 1, Copies::Count);
+        } else if self.slot.waiting.add(hash, None, tier, self.limits.waiting) {
+            self.applied.unscored += 1;
+        } else {
+            self.drop_blocks(1);
+        }
+    }
+
+    /// A GPU store with tokens.
+    fn store_chain(&mut self, stored: &Stored<'_>) {
+        let mut copies = Copies::Count;
+        let mut place = match stored.parent {
+            None => {
+                // vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is
+                // stored by that and nothing will be removed for it: counted as copies, the blocks would stay for
+                // ever. A real second copy of a whole prompt looks the same; it is lost with the first removal.
+                if stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu)) {
+                    copies = Copies::Announce;
+                }
+                Place::Known(None, stored.root)
+            }
+            Some(parent) => self.block(parent).map_or(Place::Unknown(parent), |block| self.behind(block)),
+        };
+        let mut span = Span::default();
+        let mut left = stored.engine_hashes.len();
+        for (hash, block) in stored.engine_hashes.iter().zip(stored.block_hashes) {
+            left -= 1;
+            match place {
+                Place::Known(parent, before) => {
+                    let sequence = self.key.chain(before, *block);
+                    let Some(found) = self.runs.place(parent, sequence, left) else {
+                        self.drop_blocks(left as u64 + 1);
+                        break;
+                    };
+                    place = Place::Known(Some(found), sequence);
+                    self.locate(*hash, found, &mut span, copies);
+                }
+                Place::Unknown(parent) => {
+                    if let Some(found) = self.block(*hash) {
+                        // Known from before its parent was forgotten: from here on the chain is known.
+                        place = self.behind(found);
+                        self.locate(*hash, found, &mut span, copies);
+                    } else {
+                        self.wait(*hash, Link { parent, block: *block });
+                        place = Place::Unknown(*hash);
+                    }
+                }
+            }
+        }
+        self.flush(&mut span);
+        if !self.slot.waiting.is_empty() {
+            // A store from the start repeats what orphans told already; behind a parent it is a copy of its own.
+            let copies = if stored.parent.is_none() { Copies::Announce } else { Copies::Count };
+            self.settle(stored.engine_hashes, copies);
+        }
+    }
+
+    /// Names `block` by `hash` and holds it in the GPU tier, together with its neighbours in `span`.
+    fn locate(&mut self, hash: EngineHash, block: BlockRef, span: &mut Span, copies: Copies) {
+        match self.slot.engine.insert(hash.0, block.0) {
+            None => self.runs.refer(block.run()),
+            Some(old) if old == block.0 => {
+                if self.runs.holds(block, LaneId::new(Tier::Gpu, self.id)) {
+                    self.add_copies(hash, Tier::Gpu, 1, copies);
+                }
+            }
+            Some(old) => {
+                self.flush(span);
+                self.runs.refer(block.run());
+                self.forget_reused(hash, BlockRef(old));
+            }
+        }
+        if span.to == block.offset() && span.run == block.run() && span.to > span.from {
+            span.to += 1;
+        } else {
+            self.flush(span);
+            *span = Span { run: block.run(), from: block.offset(), to: block.offset() + 1 };
+        }
+    }
+
+    fn flush(&mut self, span: &mut Span) {
+        if span.to > span.from {
+            let lane = LaneId::new(Tier::Gpu, self.id);
+            let added = self.runs.hold(span.run, lane, span.from, span.to, self.now) as u64;
+            self.applied.stored += added;
+            self.slot.blocks[Tier::Gpu.index()] += added;
+        }
+        *span = Span::default();
+    }
+
+    /// Holds copies of one known block in a tier.
+    fn hold(&mut self, hash: EngineHash, block: BlockRef, tier: Tier, count: u32, copies: Copies) {
+        let offset = block.offset();
+        let added = self.runs.hold(block.run(), LaneId::new(tier, self.id), offset, offset + 1, self.now);
+        if added == 0 {
+            self.add_copies(hash, tier, count, copies);
+            return;
+        }
+        self.applied.stored += 1;
+        self.slot.blocks[tier.index()] += 1;
+        if count > 1 {
+            self.add_copies(hash, tier, count - 1, Copies::Count);
+        }
+    }
+
+    fn add_copies(&mut self, hash: EngineHash, tier: Tier, count: u32, copies: Copies) {
+        match copies {
+            Copies::Announce => self.applied.announced += 1,
+            Copies::Count => {
+                *self.slot.copies.entry((hash, tier)).or_default() += count;
+                self.applied.duplicates += u64::from(count);
+            }
+        }
+    }
+
+    fn wait(&mut self, hash: EngineHash, link: Link) {
+        if self.slot.waiting.add(hash, Some(link), Tier::Gpu, self.limits.waiting) {
+            self.applied.orphaned += 1;
+        } else {
+            self.drop_blocks(1);
+        }
+    }
+
+    /// Gives a place to all blocks that waited for one of `located`, and to what waited for those.
+    fn settle(&mut self, located: &[EngineHash], copies: Copies) {
+        let mut open: Vec<EngineHash> = Vec::new();
+        for hash in located {
+            let Some(block) = self.block(*hash) else { continue };
+            if let Some(waiting) = self.slot.waiting.take(*hash) {
+                self.hold_waiting(*hash, block, waiting.copies, copies);
+            }
+            open.push(*hash);
+        }
+        while let Some(parent) = open.pop() {
+            let Some(Place::Known(at, before)) = self.block(parent).map(|block| self.behind(block)) else {
+                continue;
+            };
+            for (hash, waiting) in self.slot.waiting.take_behind(parent) {
+                let block = waiting.link.map_or(BlockHash::default(), |link| link.block);
+                let Some(found) = self.runs.place(at, self.key.chain(before, block), 0) else {
+                    self.drop_blocks(1);
+                    continue;
+                };
+                match self.slot.engine.insert(hash.0, found.0) {
+                    None => self.runs.refer(found.run()),
+                    Some(old) if old == found.0 => {}
+                    Some(old) => {
+                        self.runs.refer(found.run());
+                        self.forget_reused(hash, BlockRef(old));
+                    }
+                }
+                self.hold_waiting(hash, found, waiting.copies, Copies::Count);
+                open.push(hash);
+            }
+        }
+    }
+
+    fn hold_waiting(&mut self, hash: EngineHash, block: BlockRef, held: [u32; 3], copies: Copies) {
+        for tier in Tier::ALL {
+            let count = held[tier.index()];
+            if count == 0 {
+                continue;
+            }
+            self.applied.released += 1;
+            if copies == Copies::Announce && self.runs.holds(block, LaneId::new(tier, self.id)) {
+                // The store that told the place is one of these copies.
+                if count > 1 {
+                    self.add_copies(hash, tier, count - 1, Copies::Count);
+                }
+            } else {
+                self.hold(hash, block, tier, count, Copies::Count);
+            }
+        }
+    }
+
+    fn remove(&mut self, hash: EngineHash, tier: Tier) {
+        let Some(block) = self.block(hash) else {
+            if self.slot.waiting.remove(hash, tier) {
+                self.applied.removed += 1;
+            } else {
+                self.applied.unknown += 1;
+            }
+            return;
+        };
+        if !self.slot.copies.is_empty() && self.take_copy(hash, tier) {
+            self.applied.removed += 1;
+            return;
+        }
+        if self.runs.release(block, LaneId::new(tier, self.id)) {
+            self.applied.removed += 1;
+            self.slot.blocks[tier.index()] -= 1;
+        } else {
+            self.applied.unknown += 1;
+        }
+        if self.has_lower_tiers() {
+            if self.runs.holds_any(block, self.id) {
+                return;
+            }
+            if tier == Tier::Gpu {
+                self.keep_ghost(hash);
+                return;
+            }
+        }
+        self.forget(hash, block);
+    }
+
+    /// Takes one of several copies away, if there are several.
+    fn take_copy(&mut self, hash: EngineHash, tier: Tier) -> bool {
+        let Some(count) = self.slot.copies.get_mut(&(hash, tier)) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.slot.copies.remove(&(hash, tier));
+        }
+        true
+    }
+
+    /// The engine may tell of a CPU copy one batch after it gave up the GPU one.
+    fn keep_ghost(&mut self, hash: EngineHash) {
+        self.slot.ghosts.push_back(hash);
+        while self.slot.ghosts.len() > self.limits.ghosts {
+            let Some(oldest) = self.slot.ghosts.pop_front() else { break };
+            if let Some(block) = self.block(oldest)
+                && !self.runs.holds_any(block, self.id)
+            {
+                self.forget(oldest, block);
+            }
+        }
+    }
+
+    fn forget(&mut self, hash: EngineHash, block: BlockRef) {
+        self.slot.engine.remove(hash.0);
+        self.runs.forget(block.run());
+    }
+
+    /// `hash` names another block now: the engine gave the old one up without telling.
+    fn forget_reused(&mut self, hash: EngineHash, old: BlockRef) {
+        self.applied.reused += 1;
+        for tier in Tier::ALL {
+            self.slot.copies.remove(&(hash, tier));
+            if self.runs.release(old, LaneId::new(tier, self.id)) {
+                self.slot.blocks[tier.index()] -= 1;
+            }
+        }
+        self.runs.forget(old.run());
+    }
+
+    fn drop_blocks(&mut self, count: u64) {
+        self.applied.dropped += count;
+        self.slot.truncated = true;
+    }
+
+    fn block(&self, hash: EngineHash) -> Option<BlockRef> {
+        self.slot.engine.get(hash.0).map(BlockRef)
+    }
+
+    fn behind(&self, block: BlockRef) -> Place {
+        Place::Known(Some(block), self.runs.hash(block))
+    }
+
+    fn is_held(&self, hash: EngineHash, tier: Tier) -> bool {
+        match self.block(hash) {
+            Some(block) => self.runs.holds(block, LaneId::new(tier, self.id)),
+            None => self.slot.waiting.holds(hash, tier),
+        }
+    }
+
+    fn has_lower_tiers(&self) -> bool {
+        self.slot.cpu_chunk > 0
+            || self.slot.blocks[Tier::Cpu.index()] + self.slot.blocks[Tier::Disk.index()] > 0
+    }
+}
+
+fn greatest_common_divisor(mut a: u32, mut b: u32) -> u32 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}

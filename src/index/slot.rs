@@ -1,0 +1,74 @@
+//! One rank's own tables.
+
+use super::map::RefMap;
+use super::stats::{Applied, RankStats};
+use super::waiting::Waiting;
+use crate::units::{EngineHash, Tier};
+use hashbrown::HashMap;
+use std::collections::VecDeque;
+
+/// What an engine-map entry costs: 13 bytes a bucket at the table's lowest fill.
+const ENTRY_BYTES: usize = 30;
+
+/// What a count above one costs.
+const COPIES_BYTES: usize = 48;
+
+/// One rank in one incarnation. A rank that starts anew gets a new slot; the old one is cleaned up in the background.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// The engine's names of all blocks whose place is known: held ones and ghosts.
+    pub(super) engine: RefMap,
+    /// Physical copies of a block in a tier beyond the first. Most blocks have one.
+    pub(super) copies: HashMap<(EngineHash, Tier), u32>,
+    pub(super) waiting: Waiting,
+    /// Blocks that left their last tier, oldest first; some may be held again since.
+    pub(super) ghosts: VecDeque<EngineHash>,
+    /// Blocks held, by tier.
+    pub(super) blocks: [u64; 3],
+    /// Greatest common divisor of the sizes of the CPU stores; 0 before the first.
+    pub(super) cpu_chunk: u32,
+    pub(super) evicted: u64,
+    pub(super) truncated: bool,
+    pub(super) totals: Applied,
+}
+
+impl Slot {
+    pub(super) fn new(secret: u64) -> Self {
+        Self {
+            engine: RefMap::new(secret),
+            copies: HashMap::new(),
+            waiting: Waiting::default(),
+            ghosts: VecDeque::new(),
+            blocks: [0; 3],
+            cpu_chunk: 0,
+            evicted: 0,
+            truncated: false,
+            totals: Applied::default(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.engine.len() * ENTRY_BYTES
+            + self.copies.len() * COPIES_BYTES
+            + self.waiting.bytes()
+            + self.ghosts.len() * size_of::<EngineHash>()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.engine.len() == 0 && self.waiting.is_empty()
+    }
+
+    pub(super) fn stats(&self) -> RankStats {
+        RankStats {
+            blocks: self.blocks,
+            waiting: self.waiting.len() as u64,
+            ghosts: self.ghosts.len() as u64,
+            duplicated: self.copies.len() as u64,
+            cpu_chunk_blocks: self.cpu_chunk,
+            evicted: self.evicted,
+            truncated: self.truncated,
+            bytes: self.bytes() as u64,
+            totals: self.totals,
+        }
+    }
+}
