@@ -6,6 +6,7 @@ use super::handler::Handler;
 use super::session::Notify;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 
@@ -33,6 +34,7 @@ impl InFlight {
         let Notify { id, messages, received, ticket } = notify;
         let handler = Arc::clone(handler);
         let abort = self.tasks.spawn(async move {
+            hand_over_io().await;
             let actions = handler.notify(messages, received).await;
             // The payload was dropped with the handler's future.
             drop(ticket);
@@ -102,4 +104,21 @@ impl InFlight {
             (None, _) => Outcome::Dropped,
         }
     }
+}
+
+/// Has another worker of the runtime watch sockets and timers while this one runs a handler.
+///
+/// A worker that wakes up for a single task does not wake another, so until that task is done nobody would see a new
+/// connection or a passed deadline, idle workers or not. A task that wakes itself goes to the common end of the queue,
+/// which does wake one.
+async fn hand_over_io() {
+    let mut queued = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut queued, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

@@ -437,3 +437,6 @@ impl Fragments {
         Err(refusal)
     }
 }
+
+#[cfg(test)]
+mod tests;
