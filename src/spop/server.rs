@@ -1,0 +1,201 @@
+//! The listener: accepts HAProxy's connections and gives each a task.
+
+use super::admission::{Admission, AdmissionLimits};
+use super::connection::Connection;
+use super::frame::MIN_MAX_FRAME_SIZE;
+use super::handler::Handler;
+use super::listen::{self, ListenAddr, Listener};
+use super::log_limit::LogLimit;
+use crate::metrics::SpopMetrics;
+use metrics::Gauge;
+use socket2::Socket;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How long to wait after an accept that failed. It fails for want of file descriptors, and would fail again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a [`Server`] keeps to. The limits hold for all connections together unless they say otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServerConfig {
+    /// The largest frame that we take, in bytes; at least 256. Default 16 MiB: a HAProxy with 8 MiB buffers sends one of
+    /// that size, and hangs up on an agent that announces more than its own limit, so we announce the lower of both.
+    pub max_frame_size: u32,
+    /// The longest payload of one NOTIFY, fragments put together, in bytes. Default 32 MiB.
+    pub max_payload_bytes: usize,
+    /// Payload bytes in flight. Beyond it NOTIFYs are answered without an opinion, unread. Default 256 MiB.
+    pub max_in_flight_bytes: usize,
+    /// NOTIFYs in flight. Beyond it they are answered without an opinion. Default 4096.
+    pub max_in_flight: usize,
+    /// Connections. Beyond it new ones wait in the kernel's queue: closing them would make HAProxy ≤ 3.0 try again in a
+    /// tight loop, while a health check that waits tells it to do without us. Default 16384; HAProxy opens about as many
+    /// as it has requests in flight.
+    pub max_connections: usize,
+    /// When a NOTIFY is answered without an opinion at the latest, counted from its first byte. Default 400 ms; must be
+    /// below HAProxy's `timeout processing`.
+    pub deadline: Duration,
+    /// How long HAProxy may owe us the HELLO or the rest of a frame, or leave our answers unread, until the connection is
+    /// closed. Default 10 s.
+    pub stall: Duration,
+    /// How long a shutdown waits for NOTIFYs in flight. Default 1 s.
+    pub drain: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            max_frame_size: 16 << 20,
+            max_payload_bytes: 32 << 20,
+            max_in_flight_bytes: 256 << 20,
+            max_in_flight: 4096,
+            max_connections: 16_384,
+            deadline: Duration::from_millis(400),
+            stall: Duration::from_secs(10),
+            drain: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Why a server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The configured frame size is below the protocol's minimum.
+    #[error("max_frame_size is {0} bytes, the protocol asks for at least {MIN_MAX_FRAME_SIZE}")]
+    MaxFrameSize(u32),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr}")]
+    Listen {
+        /// The address.
+        addr: ListenAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A bound listener that does not accept yet.
+#[derive(Debug)]
+pub struct Server {
+    socket: Socket,
+    addr: ListenAddr,
+    config: ServerConfig,
+    metrics: SpopMetrics,
+}
+
+/// What the connections of one server have in common.
+pub(super) struct Shared<H> {
+    pub(super) handler: Arc<H>,
+    pub(super) config: ServerConfig,
+    pub(super) admission: Arc<Admission>,
+    pub(super) metrics: SpopMetrics,
+    pub(super) log_limit: LogLimit,
+}
+
+impl Server {
+    /// Binds and listens: HAProxy can connect from now on, and waits until [`Server::serve`].
+    ///
+    /// A unix socket's stale file is replaced; its mode becomes 0660.
+    ///
+    /// # Errors
+    ///
+    /// See [`BindError`].
+    pub fn bind(addr: &ListenAddr, config: ServerConfig, metrics: SpopMetrics) -> Result<Self, BindError> {
+        if config.max_frame_size < MIN_MAX_FRAME_SIZE {
+            return Err(BindError::MaxFrameSize(config.max_frame_size));
+        }
+        let (socket, addr) =
+            listen::bind(addr).map_err(|source| BindError::Listen { addr: addr.clone(), source })?;
+        Ok(Self { socket, addr, config, metrics })
+    }
+
+    /// Where the server listens, with the real port.
+    #[must_use]
+    pub const fn local_addr(&self) -> &ListenAddr {
+        &self.addr
+    }
+
+    /// Serves until `shutdown`, then stops accepting, lets NOTIFYs in flight end, takes leave of each connection with
+    /// AGENT-DISCONNECT, and returns. If the future is dropped instead, the connections do the same on their own.
+    ///
+    /// # Errors
+    ///
+    /// If the socket cannot be registered with the runtime.
+    pub async fn serve<H: Handler>(self, handler: H, shutdown: CancellationToken) -> io::Result<()> {
+        let Self { socket, addr, config, metrics } = self;
+        let listener = Listener::new(socket, &addr)?;
+        let limits = AdmissionLimits {
+            requests: config.max_in_flight,
+            bytes: config.max_in_flight_bytes,
+            payload_bytes: config.max_payload_bytes,
+        };
+        let shared = Arc::new(Shared {
+            handler: Arc::new(handler),
+            config,
+            admission: Arc::new(Admission::new(limits, &metrics)),
+            metrics,
+            log_limit: LogLimit::default(),
+        });
+        // Cancelled with `shutdown`, and when this future is dropped.
+        let connections_end = shutdown.child_token();
+        let _end = connections_end.clone().drop_guard();
+        let connections = TaskTracker::new();
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = accept_all(&listener, &shared, &connections, &connections_end) => {}
+        }
+        drop(listener);
+        connections.close();
+        connections.wait().await;
+        Ok(())
+    }
+}
+
+/// Accepts for ever.
+async fn accept_all<H: Handler>(
+    listener: &Listener,
+    shared: &Arc<Shared<H>>,
+    connections: &TaskTracker,
+    shutdown: &CancellationToken,
+) {
+    let slots = Arc::new(Semaphore::new(shared.config.max_connections.min(Semaphore::MAX_PERMITS)));
+    // The semaphore is never closed, so there always is a slot in the end.
+    while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+        match listener.accept().await {
+            Ok(stream) => {
+                shared.metrics.accepted.increment(1);
+                let open = Open::new(&shared.metrics.connections);
+                let connection = Connection::new(stream, Arc::clone(shared)).run(shutdown.clone());
+                connections.spawn(async move {
+                    connection.await;
+                    drop((open, slot));
+                });
+            }
+            Err(error) => {
+                shared.metrics.accept_errors.increment(1);
+                if let Some(suppressed) = shared.log_limit.allow(Instant::now()) {
+                    tracing::warn!(%error, suppressed, "cannot accept SPOP connections");
+                }
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Counts a connection as open until it is dropped.
+struct Open(Gauge);
+
+impl Open {
+    fn new(gauge: &Gauge) -> Self {
+        gauge.increment(1.0);
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
