@@ -12,9 +12,11 @@
 //! | [`prompt`] | prompt input → text → token ids |
 //! | [`index`] | which rank holds which block |
 //! | [`select`] | loads, bookings, the cost and the choice |
+//! | [`haproxy_config`] | the configuration that HAProxy needs |
 //! | [`sim`] | a simulated replica, for the demo, tests and benchmarks |
 
 pub mod events;
+pub mod haproxy_config;
 pub mod hash;
 pub mod index;
 pub mod lifecycle;

@@ -66,3 +66,30 @@ impl SpopMetrics {
         }
     }
 }
+
+/// HAProxy's log lines.
+#[derive(Clone, Debug)]
+pub struct LogMetrics {
+    /// Ends of requests.
+    pub ends: Counter,
+    /// Servers going up or down.
+    pub server_notices: Counter,
+    /// Lines that do not concern us.
+    pub others: Counter,
+    /// Lines that were not understood, which is a fault of the configuration or a forgery.
+    pub malformed: Counter,
+}
+
+impl LogMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register() -> Self {
+        let lines = |kind: &'static str| counter!("kvspoa_haproxy_log_lines_total", "kind" => kind);
+        Self {
+            ends: lines("end"),
+            server_notices: lines("server"),
+            others: lines("other"),
+            malformed: lines("malformed"),
+        }
+    }
+}

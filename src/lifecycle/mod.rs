@@ -1,1 +1,5 @@
 //! The life of a request after the choice, as HAProxy log lines tell it.
+
+pub mod log_line;
+pub mod log_receiver;
+pub mod rfc5424;

