@@ -144,8 +144,14 @@ impl KvCache {
 
     pub(super) fn sequence(&self, prompt: Prompt) -> Sequence {
         let root = self.key.root(prompt.lora.as_ref().map(|lora| &*lora.name), prompt.cache_salt.as_deref());
-        let mut sequence =
-            Sequence { prompt_tokens: prompt.tokens.len(), prompt, root, hashes: Vec::new(), blocks: Vec::new(), named: 0 };
+        let mut sequence = Sequence {
+            prompt_tokens: prompt.tokens.len(),
+            prompt,
+            root,
+            hashes: Vec::new(),
+            blocks: Vec::new(),
+            named: 0,
+        };
         self.extend_hashes(&mut sequence);
         sequence
     }

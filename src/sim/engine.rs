@@ -165,7 +165,10 @@ pub struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("config", &self.config).field("stats", &self.stats()).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
     }
 }
 
@@ -321,7 +324,9 @@ impl Engine {
         let mut events = self.cache.take_events();
         if let Some(offload) = &mut self.offload {
             events.extend(offload.end_step());
-            for request in self.loading.iter_mut().filter(|request| request.loaded_at.is_some_and(|at| at <= self.clock)) {
+            for request in
+                self.loading.iter_mut().filter(|request| request.loaded_at.is_some_and(|at| at <= self.clock))
+            {
                 request.loaded_at = None;
                 offload.end_load(&mut request.progress);
             }
@@ -390,7 +395,8 @@ impl Engine {
         }
         let hits = self.cache.lookup(&request.sequence);
         let device_tokens = hits.len() * self.cache.block_tokens();
-        let found = self.offload.as_ref().map_or(Some(0), |offload| offload.lookup(&request.sequence, device_tokens));
+        let found =
+            self.offload.as_ref().map_or(Some(0), |offload| offload.lookup(&request.sequence, device_tokens));
         let Some(host_tokens) = found else { return Admission::PutOff };
         if !request.was_preempted {
             request.cached = Cached { device_tokens, host_tokens, created_tokens: 0 };
@@ -472,7 +478,9 @@ impl Engine {
 }
 
 enum Admission {
-    Runs { tokens: usize },
+    Runs {
+        tokens: usize,
+    },
     /// Waits for a load from the CPU tier.
     Loads,
     /// Its turn comes again in the next step; others go first.

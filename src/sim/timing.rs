@@ -102,6 +102,8 @@ mod tests {
     #[test]
     fn a_rate_of_zero_is_slow_and_no_panic() {
         let timing = Timing { prefill_tokens_per_second: 0.0, ..Timing::default() };
-        assert!(timing.step(StepLoad { prefill_tokens: 1, ..StepLoad::default() }) >= Duration::from_secs(3600));
+        assert!(
+            timing.step(StepLoad { prefill_tokens: 1, ..StepLoad::default() }) >= Duration::from_secs(3600)
+        );
     }
 }
