@@ -1,1 +1,29 @@
-//! A simulated replica: everything of an inference engine that a router can see, without the GPU.
+//! A simulated replica: vLLM's interfaces and cache behaviour without a model, for the demo, tests and benchmarks.
+//!
+//! The engine and its caches are pure ([`Engine`]); for a captured sequence of requests they publish what vLLM 0.32
+//! published. [`Replica`] runs them in real time behind HTTP and ZeroMQ.
+
+mod answer;
+mod args;
+mod cache;
+mod driver;
+mod engine;
+mod events;
+mod http;
+mod metrics_page;
+mod offload;
+mod pool;
+mod publisher;
+mod replica;
+mod request;
+mod timing;
+mod writer;
+
+pub use args::{CpuEvents, ReplicaArgs};
+pub use cache::Prompt;
+pub use engine::{Cached, Engine, EngineConfig, EngineStats, Job, JobError, JobId, Output, StepReport};
+pub use events::{Event, ExtraKeys, HashFormat, Lora, Medium, Stored, encode_batch};
+pub use offload::OffloadConfig;
+pub use publisher::EndpointError;
+pub use replica::{RankEndpoints, Replica, ReplicaError, run, run_until_signal};
+pub use timing::{StepLoad, Timing};
