@@ -124,8 +124,14 @@ impl Driver {
                 let Some(command) = self.inbox.recv().await else { return };
                 self.obey(command);
             }
-            while let Ok(command) = self.inbox.try_recv() {
+            // The stores of ended requests come first, so that what a client does after an answer comes after it here too.
+            while self.engine.has_requests()
+                && let Ok(command) = self.inbox.try_recv()
+            {
                 self.obey(command);
+            }
+            if !self.engine.has_work() {
+                continue;
             }
             let started = Instant::now();
             let duration = self.engine.begin_step();

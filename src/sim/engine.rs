@@ -255,14 +255,16 @@ impl Engine {
         is_reset
     }
 
-    /// Whether another step would do anything.
+    /// Whether there are requests that have not ended.
+    #[must_use]
+    pub fn has_requests(&self) -> bool {
+        !self.running.is_empty() || !self.waiting.is_empty() || !self.loading.is_empty()
+    }
+
+    /// Whether another step would do anything: for requests, or for the CPU tier after they ended.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !self.running.is_empty()
-            || !self.waiting.is_empty()
-            || !self.loading.is_empty()
-            || !self.ended.is_empty()
-            || self.offload.as_ref().is_some_and(Offload::has_work)
+        self.has_requests() || !self.ended.is_empty() || self.offload.as_ref().is_some_and(Offload::has_work)
     }
 
     /// The load now.
@@ -459,7 +461,9 @@ impl Engine {
 
     fn end(&mut self, mut request: Request) {
         self.cache.release(&mut request.sequence);
-        self.ended.push(request);
+        if self.offload.is_some() {
+            self.ended.push(request);
+        }
     }
 
     /// Offers the CPU tier what this step computes, and tells it of the requests that ended.

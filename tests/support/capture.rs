@@ -12,6 +12,8 @@ pub(crate) struct Capture {
     pub(crate) batches: Vec<Vec<Value>>,
     /// The same messages as they came.
     pub(crate) payloads: Vec<Vec<u8>>,
+    /// Lines of the engine's `/metrics` after the last step.
+    metrics: Vec<String>,
 }
 
 pub(crate) struct Step {
@@ -39,8 +41,8 @@ pub(crate) struct Hash {
 impl Capture {
     pub(crate) fn load(name: &str) -> Self {
         let stem = format!("{}/tests/fixtures/vllm/{name}", env!("CARGO_MANIFEST_DIR"));
-        let text = std::fs::read_to_string(format!("{stem}.json")).expect("the capture's description");
-        let told: Value = serde_json::from_str(&text).expect("JSON");
+        let description = std::fs::read_to_string(format!("{stem}.json")).expect("the capture's description");
+        let told: Value = serde_json::from_str(&description).expect("JSON");
         let payloads = live_payloads(&std::fs::read(format!("{stem}.frames")).expect("the capture's frames"));
         let mut batches: Vec<Vec<Value>> = Vec::new();
         let mut steps = Vec::new();
@@ -55,7 +57,21 @@ impl Capture {
             steps.push(Step::read(step, batches.len(), &steps));
         }
         assert_eq!(batches.len(), payloads.len());
-        Self { model: told["model"].as_str().unwrap_or_default().to_owned(), steps, batches, payloads }
+        let metrics = told["kv_metrics"].as_array().into_iter().flatten().filter_map(text).collect();
+        Self {
+            model: told["model"].as_str().unwrap_or_default().to_owned(),
+            steps,
+            batches,
+            payloads,
+            metrics,
+        }
+    }
+
+    /// The value of a metric that has no labels but the usual ones.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let line = self.metrics.iter().find(|line| line.split('{').next() == Some(name));
+        let value = line.and_then(|line| line.rsplit(' ').next()).expect("a captured metric");
+        value.parse().expect("a number")
     }
 }
 
@@ -128,10 +144,10 @@ impl Request {
     }
 
     /// Of the aborted request only what was stored is known, and its text: that of the second step, with two words and a
-    /// full stop before it that make four tokens with the space.
+    /// full stop before it.
     fn aborted(step: &Value, before: &[Step]) -> Self {
         let mut prompt = tokens(&step["events"][0]["token_ids"]);
-        prompt.resize(before[1].requests[0].tokens.len() + 4, TokenId(7));
+        prompt.resize(before[1].requests[0].tokens.len() + 3, TokenId(7));
         let answer = vec![TokenId(8); 500];
         Self {
             body: step["body"].clone(),
@@ -159,6 +175,10 @@ impl Request {
                 || asks_full(&self.body["report_mode"]),
         }
     }
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
 }
 
 fn tokens(list: &Value) -> Vec<TokenId> {
