@@ -1,12 +1,23 @@
 //! The KV events of the replicas: wire formats, sequence numbers, sockets.
+//!
+//! [`Subscriber`] owns the sockets and hands each message to its rank's [`stream::Stream`], which decides in which
+//! order batches count; a [`Batch`] decodes them for the [`Sink`].
 
 mod batch;
+mod endpoint;
 mod event;
 mod groups;
 mod msgpack;
+mod sink;
+pub mod stream;
+mod subscriber;
 mod wire;
 
 pub use batch::{Batch, SkipReason};
+pub use endpoint::{Endpoint, EndpointError};
 pub use event::{KvEvent, Stored};
 pub use groups::Groups;
+pub use sink::Sink;
+pub use stream::{DegradedReason, FeedState, ResetReason};
+pub use subscriber::{AddError, Feed, SocketError, Subscriber, SubscriberConfig};
 pub use wire::BatchError;

@@ -1,0 +1,237 @@
+//! The thread that listens to all replicas: sockets in, decoded batches out.
+//!
+//! One thread owns every socket (a ZMQ socket must stay on its thread), decodes and applies, so that batches are
+//! never copied or queued between threads. This module and those below it are the only users of the `zmq` crate.
+
+mod replays;
+mod socket;
+mod worker;
+
+use super::endpoint::{Endpoint, EndpointError};
+use super::sink::Sink;
+use super::stream::StreamLimits;
+use crate::hash::HashKey;
+use crate::metrics::FeedLabels;
+use parking_lot::Mutex;
+use socket::{LiveSocket, SocketLimits};
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use worker::{Command, Worker};
+
+/// How the subscriber works. The defaults suit vLLM.
+#[derive(Clone, Debug)]
+pub struct SubscriberConfig {
+    /// The key of all hashes.
+    pub hash_key: HashKey,
+    /// The limits of each feed's stream.
+    pub stream: StreamLimits,
+    /// Replays that may run at once over all feeds; further ones wait. Default 8: after a restart of the agent every
+    /// engine is asked for its whole history, and live publishing stops while it answers.
+    pub replays_in_flight: usize,
+    /// Messages that one socket queues before TCP holds the publisher back. Default 1000, in number.
+    pub receive_queue: i32,
+    /// The largest message taken; a larger one ends the connection. Default 64 MiB: some ten million tokens.
+    pub message_bytes: i64,
+    /// Sets the random waits of the streams.
+    pub seed: u64,
+}
+
+impl SubscriberConfig {
+    /// The defaults.
+    #[must_use]
+    pub fn new(hash_key: HashKey) -> Self {
+        Self {
+            hash_key,
+            stream: StreamLimits::default(),
+            replays_in_flight: 8,
+            receive_queue: 1000,
+            message_bytes: 64 << 20,
+            seed: fastrand::u64(..),
+        }
+    }
+}
+
+/// One rank's stream of events.
+#[derive(Clone, Debug)]
+pub struct Feed<K> {
+    /// The rank, as the sink knows it.
+    pub key: K,
+    /// The rank, as the metrics name it.
+    pub labels: FeedLabels,
+    /// Where the engine publishes (see [`Endpoint`]).
+    pub events: String,
+    /// Where it replays, if it does.
+    pub replay: Option<String>,
+}
+
+/// Why a feed could not be added.
+#[derive(Debug, thiserror::Error)]
+pub enum AddError {
+    /// An address is not one.
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+    /// The replay endpoint is one to listen at: only publishers ever connect to us.
+    #[error("endpoint {0:?}: a replay endpoint cannot be listened at")]
+    ReplayListens(String),
+    /// A feed of this key is there already.
+    #[error("this feed is there already")]
+    Duplicate,
+    /// The socket could not be made, or could not listen.
+    #[error("endpoint {endpoint:?}: {source}")]
+    Socket {
+        /// The address.
+        endpoint: String,
+        /// What ZMQ says.
+        source: SocketError,
+    },
+    /// The thread is gone.
+    #[error("the subscriber has stopped")]
+    Stopped,
+}
+
+/// An error of the ZMQ library.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{}", .0.message())]
+pub struct SocketError(zmq::Error);
+
+/// The handle of the thread. Dropping it ends the thread.
+pub struct Subscriber<K> {
+    shared: Mutex<Shared<K>>,
+    socket_limits: SocketLimits,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared<K> {
+    commands: mpsc::Sender<Command<K>>,
+    wake: zmq::Socket,
+    contexts: Contexts,
+    /// The context of each feed.
+    feeds: HashMap<K, usize>,
+}
+
+impl<K: Copy + Eq + Hash + Send + fmt::Debug + 'static> Subscriber<K> {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    ///
+    /// If the system gives no thread or socket.
+    pub fn spawn<S: Sink<Key = K>>(config: SubscriberConfig, sink: S) -> std::io::Result<Self> {
+        let contexts = Contexts::new();
+        let (wake, woken) = socket::wake_pair(contexts.first()).map_err(std::io::Error::other)?;
+        let (commands, received) = mpsc::channel();
+        let socket_limits =
+            SocketLimits { receive_queue: config.receive_queue, message_bytes: config.message_bytes };
+        let thread = std::thread::Builder::new()
+            .name("kv-events".to_owned())
+            .spawn(move || Worker::new(config, sink, received, woken).run())?;
+        let shared = Shared { commands, wake, contexts, feeds: HashMap::new() };
+        Ok(Self { shared: Mutex::new(shared), socket_limits, thread: Some(thread) })
+    }
+
+    /// Adds a feed. Its publisher need not be there yet.
+    ///
+    /// # Errors
+    ///
+    /// If the feed is wrong, or its socket cannot be made; nothing is added then.
+    pub fn add(&self, feed: Feed<K>) -> Result<(), AddError> {
+        let events = Endpoint::parse(&feed.events)?;
+        let replay = feed.replay.as_deref().map(Endpoint::parse).transpose()?;
+        if let Some(replay) = replay.as_ref().filter(|replay| replay.listens()) {
+            return Err(AddError::ReplayListens(replay.to_string()));
+        }
+        let mut shared = self.shared.lock();
+        if shared.feeds.contains_key(&feed.key) {
+            return Err(AddError::Duplicate);
+        }
+        let context = shared.contexts.with_room();
+        let live = LiveSocket::open(shared.contexts.get(context), &events, &self.socket_limits)
+            .map_err(|source| AddError::Socket { endpoint: feed.events, source: SocketError(source) })?;
+        shared.contexts.used[context].1 += 1;
+        shared.feeds.insert(feed.key, context);
+        shared.send(Command::Add { key: feed.key, labels: feed.labels, live, replay })
+    }
+
+    /// Removes a feed, if it is there. [`Sink::removed`] tells when it is done.
+    pub fn remove(&self, key: K) {
+        let mut shared = self.shared.lock();
+        if let Some(context) = shared.feeds.remove(&key) {
+            shared.contexts.used[context].1 -= 1;
+            // A thread that is gone has no feeds.
+            let _ = shared.send(Command::Remove { key });
+        }
+    }
+
+    /// Ends the thread and waits for it. No call of the sink comes after this.
+    pub fn stop(mut self) {
+        self.end();
+    }
+}
+
+impl<K> Subscriber<K> {
+    fn end(&mut self) {
+        // A thread that is gone needs no telling.
+        let _ = self.shared.lock().send(Command::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the KV events had panicked");
+        }
+    }
+}
+
+impl<K> Drop for Subscriber<K> {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.end();
+        }
+    }
+}
+
+impl<K> fmt::Debug for Subscriber<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscriber").finish_non_exhaustive()
+    }
+}
+
+impl<K> Shared<K> {
+    fn send(&self, command: Command<K>) -> Result<(), AddError> {
+        self.commands.send(command).map_err(|_| AddError::Stopped)?;
+        // A full queue of wake-ups wakes as well.
+        let _ = self.wake.send(zmq::Message::new(), zmq::DONTWAIT);
+        Ok(())
+    }
+}
+
+/// The ZMQ contexts in use. Each takes 1,023 sockets (libzmq's `ZMQ_MAX_SOCKETS`), of which a feed needs three: its
+/// own and the two ends of its monitor.
+struct Contexts {
+    /// Each context, and its number of feeds.
+    used: Vec<(zmq::Context, usize)>,
+}
+
+const FEEDS_PER_CONTEXT: usize = 256;
+
+impl Contexts {
+    fn new() -> Self {
+        Self { used: vec![(zmq::Context::new(), 0)] }
+    }
+
+    fn first(&self) -> &zmq::Context {
+        &self.used[0].0
+    }
+
+    fn get(&self, index: usize) -> &zmq::Context {
+        &self.used[index].0
+    }
+
+    fn with_room(&mut self) -> usize {
+        let room = self.used.iter().position(|(_, feeds)| *feeds < FEEDS_PER_CONTEXT);
+        room.unwrap_or_else(|| {
+            self.used.push((zmq::Context::new(), 0));
+            self.used.len() - 1
+        })
+    }
+}
