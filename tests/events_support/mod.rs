@@ -335,10 +335,12 @@ impl Oracle {
                     if let Some(at) = keys.iter().position(|k| lora.is_some() && k.text() == lora) {
                         keys.remove(at);
                     }
-                    if at == 0 && parent.is_none() && salt.is_none() {
-                        if let Some(at) = keys.iter().position(|k| k.text().is_some()) {
-                            salt = keys.remove(at).text().map(str::to_owned);
-                        }
+                    if at == 0
+                        && parent.is_none()
+                        && salt.is_none()
+                        && let Some(at) = keys.iter().position(|k| k.text().is_some())
+                    {
+                        salt = keys.remove(at).text().map(str::to_owned);
                     }
                     let mut extra = Vec::new();
                     keys.iter().for_each(|k| k.encode(&mut extra));
