@@ -4,10 +4,10 @@ mod events_support;
 
 use events_support::Value;
 use kvspoa::events::{
-    AddError, Batch, DegradedReason, Feed, FeedState, ResetReason, Sink, Subscriber, SubscriberConfig,
+    AddError, Batch, DegradedReason, Feed, FeedLabels, FeedState, ResetReason, Sink, Subscriber,
+    SubscriberConfig,
 };
 use kvspoa::hash::HashKey;
-use kvspoa::metrics::FeedLabels;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
