@@ -337,3 +337,21 @@ async fn what_cannot_be_answered_is_refused_with_vllms_error_object() {
         assert_eq!(answer["error"]["code"], 400);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_starts_again_has_the_same_ports_the_same_hashes_and_new_numbers() {
+    let ask = json!({ "prompt": vec![3; 40], "max_tokens": 1 });
+    let first = start(args()).await;
+    post(&first, "/v1/completions", json!({ "prompt": vec![2; 40], "max_tokens": 1 })).await;
+    post(&first, "/v1/completions", ask.clone()).await;
+    let before = replay(&first, 1);
+    let rank = first.ranks()[0].clone();
+    let again = ReplicaArgs { listen: first.http_addr(), events: rank.events, replay: rank.replay, ..args() };
+    first.stop().await;
+    let second = start(again).await;
+    assert!(replay(&second, 0).is_empty(), "nothing says that it is another process");
+    assert_eq!(cached_tokens(&post(&second, "/v1/completions", ask).await), 0);
+    let after = replay(&second, 0);
+    assert_eq!(after[0][2], 0u64.to_be_bytes());
+    assert_eq!(events(&after[0][3]), events(&before[0][3]));
+}

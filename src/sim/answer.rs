@@ -1,7 +1,7 @@
 //! The answer to a generation request: one JSON object, or a stream of server-sent events, as vLLM writes them.
 
 use super::driver::Answers;
-use super::engine::{Cached, Output};
+use super::job::{Cached, Output};
 use super::request::{Choice, Generation};
 use crate::request::body::Endpoint;
 use crate::units::TokenId;

@@ -1,16 +1,21 @@
 //! Runs an engine in real time: takes requests between steps, sleeps for as long as a step takes, hands out tokens.
 
 use super::cache::Prompt;
-use super::engine::{Engine, EngineStats, Job, JobId, Output};
+use super::engine::Engine;
+use super::job::{EngineStats, Job, JobId, Output};
 use super::publisher::Publisher;
 use crate::units::TokenId;
 use hashbrown::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+/// On a machine that is too slow the engine becomes slower than its model, and does not make up for more than this.
+const MAX_CATCH_UP: Duration = Duration::from_millis(20);
 
 enum Command {
     Submit { job: Job, outputs: mpsc::UnboundedSender<Output> },
@@ -119,10 +124,14 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self) {
+        // When the step under way ends. Timers are late by up to a millisecond: the next step starts when the last one
+        // should have ended, so that many steps take no longer than they should.
+        let mut due = Instant::now();
         loop {
             if !self.engine.has_work() {
                 let Some(command) = self.inbox.recv().await else { return };
                 self.obey(command);
+                due = Instant::now();
             }
             // The stores of ended requests come first, so that what a client does after an answer comes after it here too.
             while self.engine.has_requests()
@@ -133,10 +142,10 @@ impl Driver {
             if !self.engine.has_work() {
                 continue;
             }
-            let started = Instant::now();
-            let duration = self.engine.begin_step();
+            due = Instant::now().checked_sub(MAX_CATCH_UP).map_or(due, |earliest| due.max(earliest));
+            due += self.engine.begin_step();
             self.stats.send_replace(self.engine.stats());
-            tokio::time::sleep_until(started + duration).await;
+            tokio::time::sleep_until(due).await;
             let report = self.engine.end_step();
             self.stats.send_replace(self.engine.stats());
             if !report.events.is_empty() {

@@ -4,8 +4,8 @@
 //! were admitted; then requests whose CPU load has ended; then waiting ones, first come first served, each only if its
 //! whole prompt fits. No clock: a step says how long it takes, and whoever drives the engine waits or does not.
 
-use super::cache::{KvCache, Prompt, Room, Sequence};
-use super::events::Event;
+use super::cache::{KvCache, Room, Sequence};
+use super::job::{Cached, EngineStats, Job, JobError, JobId, Output, StepReport};
 use super::offload::{Offload, OffloadConfig, Progress};
 use super::timing::{StepLoad, Timing};
 use crate::units::TokenId;
@@ -27,102 +27,6 @@ pub struct EngineConfig {
     pub sequences: usize,
     /// How long steps take.
     pub timing: Timing,
-}
-
-/// A number that the engine's user gives a request.
-pub type JobId = u64;
-
-/// A request: what to compute and what to answer.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// Distinct among the requests that the engine has.
-    pub id: JobId,
-    /// The prompt.
-    pub prompt: Prompt,
-    /// The tokens that the model will generate; at least one.
-    pub answer: Vec<TokenId>,
-}
-
-/// The engine can never run the request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum JobError {
-    /// No prompt, or no answer.
-    #[error("a request needs at least one prompt token and one token to generate")]
-    Empty,
-    /// Longer than the cache.
-    #[error("the request needs {needed_tokens} tokens, the KV cache holds {capacity_tokens}")]
-    TooLong {
-        /// Prompt and answer.
-        needed_tokens: usize,
-        /// All blocks but the one set aside.
-        capacity_tokens: usize,
-    },
-}
-
-/// One generated token.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Output {
-    /// The request.
-    pub id: JobId,
-    /// The token.
-    pub token: TokenId,
-    /// What the caches served of the prompt.
-    pub cached: Cached,
-    /// No token follows.
-    pub is_last: bool,
-}
-
-/// What the caches served of a prompt, in tokens, when the request was first admitted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Cached {
-    /// From device memory.
-    pub device_tokens: usize,
-    /// From the CPU tier.
-    pub host_tokens: usize,
-    /// Tokens of full prompt blocks that were not served and are cached from now on.
-    pub created_tokens: usize,
-}
-
-impl Cached {
-    /// `usage.prompt_tokens_details.cached_tokens`.
-    #[must_use]
-    pub const fn tokens(self) -> usize {
-        self.device_tokens + self.host_tokens
-    }
-}
-
-/// What a step brought.
-#[derive(Debug, Default)]
-pub struct StepReport {
-    /// One token for each request that computed all it had.
-    pub outputs: Vec<Output>,
-    /// The batch to publish; nothing is published if it is empty.
-    pub events: Vec<Event>,
-}
-
-/// The load signals, under the names of vLLM's metrics.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct EngineStats {
-    /// `vllm:num_requests_running`.
-    pub running: usize,
-    /// `vllm:num_requests_waiting`.
-    pub waiting: usize,
-    /// `vllm:kv_cache_usage_perc`, 0 to 1.
-    pub usage: f64,
-    /// `vllm:prefix_cache_queries_total`, in tokens.
-    pub queried_tokens: u64,
-    /// `vllm:prefix_cache_hits_total`, in tokens.
-    pub hit_tokens: u64,
-    /// `vllm:external_prefix_cache_queries_total`, in tokens.
-    pub host_queried_tokens: u64,
-    /// `vllm:external_prefix_cache_hits_total`, in tokens.
-    pub host_hit_tokens: u64,
-    /// `vllm:num_preemptions_total`.
-    pub preemptions: u64,
-    /// `vllm:prompt_tokens_total`.
-    pub prompt_tokens: u64,
-    /// `vllm:generation_tokens_total`.
-    pub generated_tokens: u64,
 }
 
 struct Request {
@@ -365,7 +269,8 @@ impl Engine {
             let from_loading = !self.loading.is_empty();
             let queue = if from_loading { &mut self.loading } else { &mut self.waiting };
             let Some(mut request) = queue.pop_front() else { break };
-            match self.try_admit(&mut request, *budget) {
+            let reserved_blocks = self.missing_blocks(&not_loaded);
+            match self.try_admit(&mut request, *budget, reserved_blocks) {
                 Admission::Runs { tokens } => {
                     schedule(&mut request, tokens, budget, load);
                     self.running.push(request);
@@ -387,7 +292,8 @@ impl Engine {
         }
     }
 
-    fn try_admit(&mut self, request: &mut Request, budget: usize) -> Admission {
+    /// `reserved_blocks` are those that requests under way still need: a load, which cannot be preempted, leaves them.
+    fn try_admit(&mut self, request: &mut Request, budget: usize, reserved_blocks: usize) -> Admission {
         if request.loaded_at.is_some() {
             return Admission::Loads;
         }
@@ -406,7 +312,7 @@ impl Engine {
         let computed = device_tokens + host_tokens;
         let is_loading = host_tokens > 0;
         let tokens = if is_loading { 0 } else { (length - computed).min(budget) };
-        let reserved_blocks = if is_loading { self.reserved_blocks() } else { 0 };
+        let reserved_blocks = if is_loading { reserved_blocks } else { 0 };
         let room = Room { tokens: computed + tokens, must_fit_tokens: length, reserved_blocks };
         if !self.cache.allocate(&mut request.sequence, &hits, room) {
             return Admission::NoRoom;
@@ -444,10 +350,13 @@ impl Engine {
         Admission::Runs { tokens }
     }
 
-    /// Blocks that requests under way still need: a load, which cannot be preempted, must not take them.
-    fn reserved_blocks(&self) -> usize {
+    fn missing_blocks(&self, not_loaded: &VecDeque<Request>) -> usize {
+        if self.offload.is_none() {
+            return 0;
+        }
         let block_tokens = self.cache.block_tokens();
-        self.running.iter().chain(&self.loading).map(|request| request.missing_blocks(block_tokens)).sum()
+        let under_way = self.running.iter().chain(&self.loading).chain(not_loaded);
+        under_way.map(|request| request.missing_blocks(block_tokens)).sum()
     }
 
     fn preempt(&mut self, mut request: Request) {
@@ -508,3 +417,6 @@ fn schedule(request: &mut Request, tokens: usize, budget: &mut usize, load: &mut
     request.scheduled = tokens;
     *budget -= tokens;
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! The page that vLLM's `/metrics` would be, as far as load and caches go.
 
-use super::engine::EngineStats;
+use super::job::EngineStats;
 use std::fmt::Write;
 
 /// What does not change while the replica runs.

@@ -10,6 +10,7 @@ mod driver;
 mod engine;
 mod events;
 mod http;
+mod job;
 mod metrics_page;
 mod offload;
 mod pool;
@@ -21,8 +22,9 @@ mod writer;
 
 pub use args::{CpuEvents, ReplicaArgs};
 pub use cache::Prompt;
-pub use engine::{Cached, Engine, EngineConfig, EngineStats, Job, JobError, JobId, Output, StepReport};
+pub use engine::{Engine, EngineConfig};
 pub use events::{Event, ExtraKeys, HashFormat, Lora, Medium, Stored, encode_batch};
+pub use job::{Cached, EngineStats, Job, JobError, JobId, Output, StepReport};
 pub use offload::OffloadConfig;
 pub use publisher::EndpointError;
 pub use replica::{RankEndpoints, Replica, ReplicaError, run, run_until_signal};

@@ -7,6 +7,7 @@
 use super::events::{Event, HashFormat, encode_batch};
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Batches kept for replay (vLLM's default `buffer_steps`).
@@ -48,10 +49,12 @@ pub struct EndpointError {
 /// A batch and the time at which its step ended.
 type Batch = (f64, Vec<Event>);
 
-/// A running publisher. It ends when this is dropped.
+/// A running publisher. When this is dropped the thread publishes what it has and ends, and its ports are free again.
 #[derive(Debug)]
 pub(super) struct Publisher {
-    batches: SyncSender<Batch>,
+    /// There until the drop.
+    batches: Option<SyncSender<Batch>>,
+    thread: Option<JoinHandle<()>>,
     events: String,
     replay: String,
 }
@@ -78,18 +81,19 @@ impl Publisher {
             buffer: VecDeque::new(),
             next: 0,
         };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("zmq-publisher".to_owned())
             .spawn(move || sockets.serve(&queue))
             .map_err(|_| at(&config.events)(zmq::Error::EAGAIN))?;
-        Ok(Self { batches, events, replay: replay_endpoint })
+        Ok(Self { batches: Some(batches), thread: Some(thread), events, replay: replay_endpoint })
     }
 
     /// Hands a batch over; waits while the queue is full, as vLLM's engine does.
     pub(super) async fn publish(&self, events: Vec<Event>) {
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut batch = (seconds, events);
-        while let Err(TrySendError::Full(back)) = self.batches.try_send(batch) {
+        let Some(batches) = &self.batches else { return };
+        while let Err(TrySendError::Full(back)) = batches.try_send(batch) {
             batch = back;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -101,6 +105,14 @@ impl Publisher {
 
     pub(super) fn replay_endpoint(&self) -> &str {
         &self.replay
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.batches = None;
+        // It waits for nothing but the batches. If it panicked, there is nothing left to do about it here.
+        let _panicked = self.thread.take().map(JoinHandle::join);
     }
 }
 
