@@ -56,6 +56,9 @@ pub enum PromptError {
         /// The line of the template; 0 if unknown.
         line: usize,
     },
+    /// The template, or a number in the request with it, would print other text here than in Python.
+    #[error("the chat template cannot be rendered exactly as in Python")]
+    UnlikePython,
     /// The template used up its budget of work or of output.
     #[error("the chat template did too much work")]
     TooLarge,
@@ -78,6 +81,7 @@ impl PromptError {
             Self::NoTemplate => "no_template",
             Self::TemplateRefused => "template_refused",
             Self::TemplateFailed { .. } => "template_failed",
+            Self::UnlikePython => "unlike_python",
             Self::TooLarge => "prompt_too_large",
             Self::NothingToContinue => "nothing_to_continue",
             Self::Tokenizer => "tokenizer_failed",

@@ -4,7 +4,7 @@ use super::python::{self, Json};
 use super::{date, strings};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind};
+use minijinja::{Environment, Error, ErrorKind, State};
 use std::time::SystemTime;
 
 /// Work that one rendering may do, counted in minijinja's fuel (about one unit an instruction and one per 64 bytes
@@ -49,6 +49,10 @@ pub(super) fn environment(
     environment.add_function("strftime_now", move |format: &str| {
         date::strftime(format, clock(), utc_offset_seconds)
     });
+    environment.add_filter("safe", safe);
+    for name in ["escape", "e", "forceescape"] {
+        environment.remove_filter(name);
+    }
     environment.add_filter("tojson", tojson);
     environment.add_filter("string", |value: &Value| python::str(value));
     environment.add_filter("trim", |value: &Value, chars: Option<&str>| -> Result<String, Error> {
@@ -68,6 +72,20 @@ pub(super) fn environment(
         value.is_undefined() || matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
     });
     Ok(environment)
+}
+
+/// The name under which a rendering remembers that it has marked a text as safe.
+const MARKED_SAFE: &str = "marked_safe";
+
+/// `safe` is without effect as long as nothing is added to the text, which [`super::limits`] finds.
+fn safe(state: &mut State<'_, '_>, value: Value) -> Result<String, Error> {
+    state.set_temp(MARKED_SAFE, Value::from(true));
+    python::str(&value)
+}
+
+/// Whether a finished rendering has marked a text as safe.
+pub(super) fn marked_safe(state: &State<'_, '_>) -> bool {
+    state.get_temp(MARKED_SAFE).is_some()
 }
 
 /// `transformers` replaces Jinja's `tojson`, which escapes HTML, by Python's `json.dumps`.

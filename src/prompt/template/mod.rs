@@ -5,9 +5,11 @@
 
 mod date;
 mod environment;
+mod limits;
 mod python;
 mod shape;
 mod strings;
+mod walk;
 
 pub use shape::ContentFormat;
 
@@ -15,6 +17,7 @@ use super::error::PromptError;
 use super::messages::{self, Content};
 use crate::request::conversation::Conversation;
 use environment::RaisedByTemplate;
+use limits::Limits;
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
@@ -79,6 +82,7 @@ struct Properties {
     content_format: ContentFormat,
     knows_developers: bool,
     names_content: bool,
+    limits: Limits,
 }
 
 impl Templates {
@@ -87,13 +91,13 @@ impl Templates {
         let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
             let Some(source) = source else { return Ok(None) };
             let source = without_generation_tags(&source);
-            let content_format =
-                shape::content_format(&minijinja::machinery::parse(&source, name, environment::syntax()?)?);
+            let parsed = minijinja::machinery::parse(&source, name, environment::syntax()?)?;
             let properties = Properties {
                 name,
-                content_format,
+                content_format: shape::content_format(&parsed),
                 knows_developers: source.contains("'developer'") || source.contains("\"developer\""),
                 names_content: source.contains("content"),
+                limits: limits::of(&parsed),
             };
             environment.add_template_owned(name, source)?;
             Ok(Some(properties))
@@ -125,15 +129,33 @@ impl Templates {
         let context = self.context(conversation, Value::from(messages), tools);
 
         let mut output = Bounded { text: Vec::new(), limit_bytes: self.options.max_rendered_bytes };
-        self.environment
+        let marked_safe = self
+            .environment
             .get_template(template.name)
-            .and_then(|compiled| compiled.render_captured_to(context, &mut output).map(drop))
+            .and_then(|compiled| compiled.render_captured_to(context, &mut output))
+            .map(|captured| environment::marked_safe(captured.state()))
             .map_err(|error| failure(&error))?;
         let text = String::from_utf8(output.text).map_err(|_| PromptError::TooLarge)?;
+        if (template.limits.adds_to_safe_text && marked_safe)
+            || template.limits.concatenates
+                && self.values(conversation).any(|value| limits::printed_unlike_python(value, &text))
+        {
+            return Err(PromptError::UnlikePython);
+        }
         match continued {
             Some(message) => cut_at_mark(text, &message),
             None => Ok(text),
         }
+    }
+
+    /// All values that the template may print beside texts.
+    fn values<'c>(&'c self, conversation: &'c Conversation) -> impl Iterator<Item = &'c serde_json::Value> {
+        let calls = conversation.messages.iter().flat_map(|message| message.tool_calls.iter().flatten());
+        let developer_tools = conversation.messages.iter().filter_map(|message| message.tools.as_ref());
+        let arguments =
+            self.options.template_arguments.values().chain(conversation.template_arguments.values());
+        let tools = conversation.tools.iter().flatten();
+        calls.chain(developer_tools).chain(arguments).chain(tools).chain(&conversation.documents)
     }
 
     /// The tools to render. Those among the client's template arguments win over the request's own.

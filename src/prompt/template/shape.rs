@@ -3,6 +3,7 @@
 //! It is a rule of thumb about names, not an analysis of the program, so it is followed to the letter
 //! (vLLM `renderers/hf.py`, `_iter_nodes_assign_content_item`).
 
+use super::walk::{self, Visitor, variable};
 use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 use std::collections::HashSet;
 
@@ -18,7 +19,7 @@ pub enum ContentFormat {
 /// Finds the form that `template` expects: parts if any loop runs over a message's content.
 pub(super) fn content_format(template: &Stmt<'_>) -> ContentFormat {
     let mut nodes = Nodes::default();
-    nodes.statement(template, false);
+    walk::statement(template, false, &mut nodes);
     // Where vLLM's search meets a target that is no plain name, it gives up.
     let Some(messages) = nodes.assigned_from("messages") else { return ContentFormat::Text };
     let message_names: Option<HashSet<&str>> = nodes
@@ -36,7 +37,7 @@ pub(super) fn content_format(template: &Stmt<'_>) -> ContentFormat {
     let macro_loops_over_content = nodes.macros.iter().any(|each| {
         let given = nodes.parameters_given(each, &is_content);
         let mut inside = Nodes::default();
-        inside.statements(&each.body, true);
+        each.body.iter().for_each(|statement| walk::statement(statement, true, &mut inside));
         inside.loops.iter().any(|(each, _)| variable(&each.iter).is_some_and(|name| given.contains(name)))
     });
     if loops_over_content || macro_loops_over_content { ContentFormat::Parts } else { ContentFormat::Text }
@@ -58,13 +59,6 @@ fn reads(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
         }
         (expr, None) => variable(expr) == Some(name),
         _ => false,
-    }
-}
-
-fn variable<'a>(expr: &Expr<'a>) -> Option<&'a str> {
-    match expr {
-        Expr::Var(var) => Some(var.id),
-        _ => None,
     }
 }
 
@@ -124,129 +118,21 @@ impl<'t, 'a> Nodes<'t, 'a> {
         }
         given
     }
+}
 
-    fn statements(&mut self, statements: &'t [Stmt<'a>], in_macro: bool) {
-        for statement in statements {
-            self.statement(statement, in_macro);
-        }
-    }
-
+impl<'t, 'a> Visitor<'t, 'a> for Nodes<'t, 'a> {
     fn statement(&mut self, statement: &'t Stmt<'a>, in_macro: bool) {
         match statement {
-            Stmt::Template(template) => self.statements(&template.children, in_macro),
-            Stmt::EmitExpr(emit) => self.expression(&emit.expr),
-            Stmt::ForLoop(each) => {
-                self.loops.push((each, in_macro));
-                self.expression(&each.iter);
-                self.optional(each.filter_expr.as_ref());
-                self.statements(&each.body, in_macro);
-                self.statements(&each.else_body, in_macro);
-            }
-            Stmt::IfCond(cond) => {
-                self.expression(&cond.expr);
-                self.statements(&cond.true_body, in_macro);
-                self.statements(&cond.false_body, in_macro);
-            }
-            Stmt::WithBlock(with) => {
-                with.assignments.iter().for_each(|(_, value)| self.expression(value));
-                self.statements(&with.body, in_macro);
-            }
-            Stmt::Set(set) => {
-                self.assignments.push((variable(&set.target), &set.expr));
-                self.expression(&set.expr);
-            }
-            Stmt::SetBlock(set) => {
-                self.optional(set.filter.as_ref());
-                self.statements(&set.body, in_macro);
-            }
-            Stmt::AutoEscape(block) => self.statements(&block.body, in_macro),
-            Stmt::FilterBlock(block) => {
-                self.expression(&block.filter);
-                self.statements(&block.body, in_macro);
-            }
-            Stmt::Block(block) => self.statements(&block.body, in_macro),
-            Stmt::Macro(each) => {
-                self.macros.push(each);
-                each.defaults.iter().for_each(|value| self.expression(value));
-                self.statements(&each.body, true);
-            }
-            Stmt::CallBlock(block) => {
-                self.call(&block.call.expr, &block.call.args);
-                self.statements(&block.macro_decl.body, true);
-            }
-            Stmt::Do(each) => self.call(&each.call.expr, &each.call.args),
+            Stmt::ForLoop(each) => self.loops.push((each, in_macro)),
+            Stmt::Set(set) => self.assignments.push((variable(&set.target), &set.expr)),
+            Stmt::Macro(each) => self.macros.push(each),
             _ => {}
         }
     }
 
-    fn call(&mut self, callee: &'t Expr<'a>, args: &'t [CallArg<'a>]) {
-        if let Some(name) = variable(callee) {
-            self.calls.push(Called { name, args });
-        }
-        self.expression(callee);
-        self.arguments(args);
-    }
-
-    fn arguments(&mut self, args: &'t [CallArg<'a>]) {
-        for arg in args {
-            match arg {
-                CallArg::Pos(value)
-                | CallArg::Kwarg(_, value)
-                | CallArg::PosSplat(value)
-                | CallArg::KwargSplat(value) => self.expression(value),
-            }
-        }
-    }
-
-    fn optional(&mut self, expr: Option<&'t Expr<'a>>) {
-        if let Some(expr) = expr {
-            self.expression(expr);
-        }
-    }
-
-    /// Looks for calls inside an expression.
-    fn expression(&mut self, expr: &'t Expr<'a>) {
-        match expr {
-            Expr::Var(_) | Expr::Const(_) => {}
-            Expr::Slice(slice) => {
-                self.expression(&slice.expr);
-                [&slice.start, &slice.stop, &slice.step]
-                    .into_iter()
-                    .for_each(|part| self.optional(part.as_ref()));
-            }
-            Expr::UnaryOp(op) => self.expression(&op.expr),
-            Expr::BinOp(op) => {
-                self.expression(&op.left);
-                self.expression(&op.right);
-            }
-            Expr::Compare(compare) => {
-                self.expression(&compare.expr);
-                compare.ops.iter().for_each(|op| self.expression(&op.expr));
-            }
-            Expr::IfExpr(cond) => {
-                self.expression(&cond.test_expr);
-                self.expression(&cond.true_expr);
-                self.optional(cond.false_expr.as_ref());
-            }
-            Expr::Filter(filter) => {
-                self.optional(filter.expr.as_ref());
-                self.arguments(&filter.args);
-            }
-            Expr::Test(test) => {
-                self.expression(&test.expr);
-                self.arguments(&test.args);
-            }
-            Expr::GetAttr(get) => self.expression(&get.expr),
-            Expr::GetItem(get) => {
-                self.expression(&get.expr);
-                self.expression(&get.subscript_expr);
-            }
-            Expr::Call(call) => self.call(&call.expr, &call.args),
-            Expr::List(list) => list.items.iter().for_each(|item| self.expression(item)),
-            Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.expression(item)),
-            Expr::Map(map) => {
-                map.keys.iter().chain(&map.values).for_each(|item| self.expression(item));
-            }
+    fn expression(&mut self, expression: &'t Expr<'a>) {
+        if let Expr::Call(call) = expression {
+            self.calls.extend(variable(&call.expr).map(|name| Called { name, args: &call.args }));
         }
     }
 }
