@@ -1,8 +1,8 @@
 //! A conversation → the messages as the chat template sees them (vLLM `parse_chat_messages` and what follows it).
 
-use super::template::ContentFormat;
+use super::template::{ContentFormat, values};
 use crate::request::conversation::{Message, Part};
-use minijinja::value::{Serde, Value};
+use minijinja::value::Value;
 use serde_json::Map;
 
 /// A message's content in the form that the template expects.
@@ -124,20 +124,20 @@ impl Prepared<'_> {
     pub(super) fn value(&self) -> Value {
         let content = match &self.content {
             Content::Text(text) => Value::from(text.as_str()),
-            Content::Parts(parts) => Value::from(Serde(parts)),
+            Content::Parts(parts) => parts.iter().map(values::from_json).collect(),
         };
         let mut fields = vec![("role", Value::from(self.role)), ("content", content)];
         if let Some(message) = self.source {
             if let Some(calls) = &message.tool_calls {
-                fields.push(("tool_calls", Value::from(Serde(calls))));
+                fields.push(("tool_calls", calls.iter().map(values::from_json).collect()));
             }
             if let Some(reasoning) = &message.reasoning {
-                let reasoning = Value::from(Serde(reasoning));
+                let reasoning = values::from_json(reasoning);
                 fields.push(("reasoning", reasoning.clone()));
                 fields.push(("reasoning_content", reasoning));
             }
             if let Some(id) = &message.tool_call_id {
-                fields.push(("tool_call_id", Value::from(Serde(id))));
+                fields.push(("tool_call_id", values::from_json(id)));
             }
             if let Some(name) = &message.name {
                 fields.push(("name", Value::from(name.as_str())));
@@ -146,9 +146,9 @@ impl Prepared<'_> {
                 fields.push(("task", Value::from(task.as_str())));
             }
             if let Some(tools) = message.tools.as_ref().filter(|_| !self.converted) {
-                fields.push(("tools", Value::from(Serde(tools))));
+                fields.push(("tools", values::from_json(tools)));
             }
         }
-        Value::from_pairs(fields)
+        values::dict(fields)
     }
 }

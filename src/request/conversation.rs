@@ -152,7 +152,7 @@ fn message(value: Value) -> Result<Message, BodyError> {
         tool_call_id: if role == "tool" { fields.get_mut("tool_call_id").map(Value::take) } else { None },
         reasoning: reasoning.filter(|_| assistant),
         task: text_only(json::take(&mut fields, "task")),
-        tools: (role == "developer").then(|| json::take(&mut fields, "tools").unwrap_or(Value::Null)),
+        tools: if role == "developer" { Some(developer_tools(&mut fields)?) } else { None },
         role,
     })
 }
@@ -215,20 +215,21 @@ fn tool_calls(message: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
     Ok(Some(calls).filter(|calls| !calls.is_empty()))
 }
 
-/// Templates expect the arguments of a call as an object, clients send them as a JSON text.
+/// A call as vLLM hands it to the template: its own order of fields, unknown ones last, and the arguments as an object,
+/// which clients send as a JSON text.
 fn tool_call(call: &mut Value) -> Result<(), BodyError> {
     const FIELD: BodyError = BodyError::Field("tool_calls");
-    if !call.get("type").is_none_or(|kind| kind == "function") {
+    let call = call.as_object_mut().ok_or(FIELD)?;
+    if call.get("type").is_none_or(|kind| kind != "function") {
         return Err(BodyError::Refused("a tool call is no function call"));
     }
     let function = call.get_mut("function").and_then(Value::as_object_mut).ok_or(FIELD)?;
-    let arguments = match json::take(function, "arguments") {
-        Some(Value::String(text)) => call_arguments(&text)?,
-        Some(Value::Object(arguments)) => Value::Object(arguments),
-        _ => json!({}),
-    };
+    let Some(Value::String(arguments)) = function.get("arguments") else { return Err(FIELD) };
+    let arguments = call_arguments(arguments)?;
     function.insert("arguments".to_owned(), arguments);
-    json::check_exact(call)
+    json::put_first(function, &["arguments", "name"]);
+    json::put_first(call, &["id", "function", "type"]);
+    call.values().try_for_each(json::check_exact)
 }
 
 /// vLLM makes an empty object of everything that Python's `json.loads` does not read as an object. What it would read
@@ -292,6 +293,19 @@ fn tool(value: Value) -> Result<Value, BodyError> {
         tool.insert("defer_loading".to_owned(), defer_loading.into());
     }
     Ok(Value::Object(tool))
+}
+
+/// The tools of a developer's message: as the client wrote them, in vLLM's order of fields.
+fn developer_tools(message: &mut Object) -> Result<Value, BodyError> {
+    let mut tools = json::take(message, "tools").unwrap_or(Value::Null);
+    for tool in tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        json::put_first(tool, &["function", "type"]);
+        if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
+            json::put_first(function, &["name", "description", "parameters", "strict"]);
+        }
+    }
+    json::check_exact(&tools)?;
+    Ok(tools)
 }
 
 fn optional_flag(object: &mut Object, name: &'static str) -> Result<Option<bool>, BodyError> {

@@ -46,3 +46,14 @@ pub(super) fn check_exact(value: &Value) -> Result<(), BodyError> {
         _ => Ok(()),
     }
 }
+
+/// Moves the named fields to the front, in the order given.
+pub(super) fn put_first(object: &mut Object, names: &[&str]) {
+    let mut rest = std::mem::take(object);
+    for name in names {
+        if let Some((name, value)) = rest.shift_remove_entry(*name) {
+            object.insert(name, value);
+        }
+    }
+    object.append(&mut rest);
+}

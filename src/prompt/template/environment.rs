@@ -140,7 +140,7 @@ fn join(
     Ok(out)
 }
 
-/// Jinja's `indent`, which keeps a trailing newline.
+/// Jinja's `indent`, which keeps a trailing newline and makes newlines of all ends of lines.
 fn indent(
     text: &str,
     width: Option<Value>,
@@ -157,12 +157,13 @@ fn indent(
         Some(text) if text.kind() == ValueKind::String => python::str(&text)?,
         Some(number) => " ".repeat(usize::try_from(number).unwrap_or(0).min(256)),
     };
+    let text = format!("{text}\n");
     let mut out = String::with_capacity(text.len());
-    for (at, line) in text.split('\n').enumerate() {
+    for (at, line) in strings::splitlines(&text, false).into_iter().enumerate() {
         if at > 0 {
             out.push('\n');
         }
-        if (at > 0 || first) && (blank || !line.is_empty()) {
+        if if at == 0 { first } else { blank || !line.is_empty() } {
             out.push_str(&indentation);
         }
         out.push_str(line);

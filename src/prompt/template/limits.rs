@@ -1,6 +1,7 @@
 //! What a template does that cannot be done here exactly as in Python. It is found before it is run.
 
 use super::walk::{self, Visitor, variable};
+use super::{python, values};
 use minijinja::machinery::ast::{BinOpKind, Expr, Stmt};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -10,7 +11,7 @@ use std::collections::HashSet;
 pub(super) struct Limits {
     /// It adds to a text that it marked as safe. Python then escapes the other one for HTML.
     pub(super) adds_to_safe_text: bool,
-    /// It concatenates by `~`, which writes very large and very small floats unlike Python.
+    /// It concatenates by `~`, which writes some values unlike Python.
     pub(super) concatenates: bool,
 }
 
@@ -79,17 +80,34 @@ impl<'t, 'a> Visitor<'t, 'a> for Found<'t, 'a> {
     }
 }
 
-/// Whether a float in `value`, for which Python uses an exponent, stands in `text` without one, as `~` writes it here.
+/// Whether something in `value` that Python writes otherwise stands in `text` as `~` writes it here.
 pub(super) fn printed_unlike_python(value: &Value, text: &str) -> bool {
+    if !written_unlike_python(value) {
+        return false;
+    }
+    let printed = || text.contains(&values::from_json(value).to_string());
     match value {
-        Value::Number(number) => {
-            let exponent =
-                |float: &f64| number.is_f64() && *float != 0.0 && !(1e-4..1e16).contains(&float.abs());
-            let float = number.as_f64().filter(exponent).map(minijinja::Value::from);
-            float.is_some_and(|float| text.contains(&float.to_string()))
+        Value::String(_) => false,
+        Value::Array(items) => printed() || items.iter().any(|item| printed_unlike_python(item, text)),
+        Value::Object(fields) => printed() || fields.values().any(|field| printed_unlike_python(field, text)),
+        _ => printed(),
+    }
+}
+
+/// Python writes some floats with an exponent, and inside of containers it escapes more characters.
+fn written_unlike_python(value: &Value) -> bool {
+    let text_differs = |text: &str| {
+        !text.is_ascii() && format!("{:?}", minijinja::Value::from(text)) != python::repr_of_text(text)
+    };
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().is_some_and(|float| float != 0.0 && !(1e-4..1e16).contains(&float.abs()))
         }
-        Value::Array(items) => items.iter().any(|item| printed_unlike_python(item, text)),
-        Value::Object(fields) => fields.values().any(|field| printed_unlike_python(field, text)),
+        Value::String(text) => text_differs(text),
+        Value::Array(items) => items.iter().any(written_unlike_python),
+        Value::Object(fields) => {
+            fields.iter().any(|(name, field)| text_differs(name) || written_unlike_python(field))
+        }
         _ => false,
     }
 }
@@ -115,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_with_exponents_matter_only_where_texts_are_concatenated() {
+    fn values_that_print_otherwise_matter_only_where_texts_are_concatenated() {
         assert!(limits("{{ a ~ b }}").concatenates);
         assert!(!limits("{{ a + b }}").concatenates);
         let unlike =
@@ -123,6 +141,8 @@ mod tests {
         assert!(unlike(r#"{"a": [1e-6]}"#, "at least 0.000001"));
         assert!(unlike("1e16", "10000000000000000.0"));
         assert!(!unlike("1e-6", "1e-06"));
+        assert!(unlike(r#"["a\u200b"]"#, "['a\u{200b}']"));
+        assert!(!unlike(r#"["a\u200b"]"#, "a\u{200b}"));
         assert!(!unlike("[0.0, 0.5, 7]", "0.0 0.5 7"));
     }
 }

@@ -9,6 +9,7 @@ mod limits;
 mod python;
 mod shape;
 mod strings;
+pub(in crate::prompt) mod values;
 mod walk;
 
 pub use shape::ContentFormat;
@@ -18,7 +19,7 @@ use super::messages::{self, Content};
 use crate::request::conversation::Conversation;
 use environment::RaisedByTemplate;
 use limits::Limits;
-use minijinja::value::{Serde, Value};
+use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::Map;
 use std::error::Error as _;
@@ -167,17 +168,14 @@ impl Templates {
             .filter(|_| !(self.options.exclude_unused_tools && conversation.tools_not_to_be_used));
         match (named, own) {
             (Some(serde_json::Value::Array(tools)), _) if tools.iter().all(serde_json::Value::is_object) => {
-                Ok(Some(Value::from(Serde(tools))))
+                Ok(Some(tools.iter().map(values::from_json).collect()))
             }
             (Some(_), _) => Err(PromptError::TemplateRefused),
-            (None, Some(tools)) => Ok(Some(Value::from(Serde(tools)))),
-            (None, None) => Ok(self
-                .options
-                .template_arguments
-                .get("tools")
-                .filter(|tools| !tools.is_null())
-                .map(Serde)
-                .map(Value::from)),
+            (None, Some(tools)) => Ok(Some(tools.iter().map(values::from_json).collect())),
+            (None, None) => {
+                let default = self.options.template_arguments.get("tools").filter(|tools| !tools.is_null());
+                Ok(default.map(values::from_json))
+            }
         }
     }
 
@@ -192,9 +190,9 @@ impl Templates {
         let defaults = self.options.template_arguments.iter();
         let named = conversation.template_arguments.iter().filter(|(_, value)| is_given(value));
         variables
-            .extend(defaults.chain(named).map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
+            .extend(defaults.chain(named).map(|(name, value)| (name.as_str(), values::from_json(value))));
         if let Some(documents) = &conversation.documents {
-            variables.push(("documents", Value::from(Serde(documents))));
+            variables.push(("documents", values::from_json(documents)));
         }
         if let Some(effort) = &conversation.reasoning_effort {
             if !conversation.template_arguments.contains_key("enable_thinking") {

@@ -60,6 +60,13 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error
     Ok(())
 }
 
+/// `repr(text)`.
+pub(super) fn repr_of_text(text: &str) -> String {
+    let mut out = String::new();
+    write_repr_of_text(&mut out, text);
+    out
+}
+
 fn write_repr_of_text(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

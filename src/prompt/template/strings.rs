@@ -103,7 +103,8 @@ fn split(text: &str, args: &[Value], from_the_end: bool) -> Result<Value, Error>
     })
 }
 
-fn splitlines(text: &str, keep_ends: bool) -> Vec<&str> {
+/// Python's `splitlines`.
+pub(super) fn splitlines(text: &str, keep_ends: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut start = 0;
     let mut chars = text.char_indices().peekable();

@@ -80,6 +80,35 @@ fn pythons_syntax_and_methods_work() {
 }
 
 #[test]
+fn a_method_of_a_dictionary_hides_the_field_of_its_name() {
+    let source = "{{ s['items'].type }}|{{ s.items.type is defined }}|{{ s.items is mapping }}|{{ s.get('items').type }}|{{ s }}";
+    let fields = r#", "chat_template_kwargs": {"s": {"items": {"type": "x"}}}"#;
+    assert_eq!(render(source, fields).as_deref(), Ok("x|False|False|x|{'items': {'type': 'x'}}"));
+}
+
+#[test]
+fn indent_ends_lines_where_python_does() {
+    assert_eq!(
+        rendered("{{ 'a\u{85}b' | indent(1) }}|{{ 'a\n\nb' | indent(1, blank=true) }}|"),
+        "a\n b|a\n \n b|"
+    );
+}
+
+#[test]
+fn adding_to_safe_text_is_refused_once_a_text_is_marked() {
+    let source = "{% if documents %}{{ 'a' | safe + '<' }}{% endif %}";
+    assert_eq!(render(source, "").as_deref(), Ok(""));
+    assert_eq!(render(source, r#", "documents": [{"text": "t"}]"#), Err(PromptError::UnlikePython));
+}
+
+#[test]
+fn a_float_that_would_print_otherwise_is_refused() {
+    let fields = r#", "chat_template_kwargs": {"f": 1e-7, "g": 0.5}"#;
+    assert_eq!(render("{{ 'x' ~ f }}", fields), Err(PromptError::UnlikePython));
+    assert_eq!(render("{{ 'x' ~ g }}{{ f }}", fields).as_deref(), Ok("x0.51e-07"));
+}
+
+#[test]
 fn tools_and_documents_are_none_when_absent() {
     assert_eq!(
         rendered("{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}"),

@@ -135,6 +135,15 @@ fn the_arguments_of_a_tool_call_become_an_object() {
 }
 
 #[test]
+fn a_tool_call_is_written_in_vllms_order_of_fields() {
+    let body = r#"{"messages": [{"role": "assistant", "tool_calls": [
+        {"index": 0, "type": "function", "id": "1", "function": {"name": "f", "x": 1, "arguments": "{}"}}]}]}"#;
+    let calls = chat(body).expect("a body").messages.remove(0).tool_calls.expect("calls");
+    let written = r#"{"id":"1","function":{"arguments":{},"name":"f","x":1},"type":"function","index":0}"#;
+    assert_eq!(calls[0].to_string(), written);
+}
+
+#[test]
 fn content_parts_that_are_text_stay_and_media_is_refused() {
     let parts = |parts: &str| chat(&format!(r#"{{"messages": [{{"role": "user", "content": [{parts}]}}]}}"#));
     let kept = parts(r#"{"type": "text", "text": "a", "cache_control": {"t": 1}}, {"type": "text", "text": null}, {"type": "thinking", "thinking": "b"}"#)
