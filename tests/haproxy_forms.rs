@@ -13,12 +13,7 @@ use support::http::{self, Connection, Message};
 use support::log_sink::LogSink;
 use support::origin::Origin;
 use support::site::{Forms, Site, World, assert_clean, write};
-use support::{eventually, free_port};
-
-/// An address where nobody listens.
-fn nobody() -> SocketAddr {
-    ([127, 0, 0, 1], free_port()).into()
-}
+use support::{eventually, free_port, nobody};
 
 fn repository(path: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
@@ -193,7 +188,7 @@ fn a_site_stays_as_it_was_with_the_agent_down_or_without_an_opinion() {
             };
             site.haproxy.wait_for_server("api", "api1", "UP");
             if agent.is_some() {
-                site.haproxy.wait_for_server("kvspoa_agent", "agent", status);
+                site.wait_for_agent(status);
             }
             observe(&world, &site)
         };

@@ -8,7 +8,7 @@ pub(crate) mod log_sink;
 pub(crate) mod origin;
 pub(crate) mod site;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 /// How long a condition may take on a busy machine before the test fails.
@@ -31,4 +31,9 @@ pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) ->
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("an address").port()
+}
+
+/// An address where nobody listens.
+pub(crate) fn nobody() -> SocketAddr {
+    ([127, 0, 0, 1], free_port()).into()
 }

@@ -8,12 +8,14 @@ use std::process::{Command, Stdio};
 
 use clap::Parser;
 use kvspoa::haproxy_config::{Form, HaproxyConfigArgs, render};
+use kvspoa::lifecycle::log_line::RequestEnd;
 use tempfile::TempDir;
 
 use super::agent::StubAgent;
-use super::free_port;
 use super::haproxy::{Binary, HaproxyProcess};
+use super::http;
 use super::log_sink::LogSink;
+use super::nobody;
 use super::origin::Origin;
 
 const SITE: &str = include_str!("../fixtures/haproxy/site.cfg");
@@ -76,7 +78,7 @@ pub(crate) struct Site {
 impl Site {
     fn start(binary: &Binary, world: &World, agent: Option<SocketAddr>) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let [http, https] = [(); 2].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let [http, https] = [nobody(), nobody()];
         let certificate = write_certificate(directory.path());
         let guard_conf = write(directory.path(), "guard.spoe.conf", GUARD);
         let mut site = SITE.to_owned();
@@ -108,6 +110,18 @@ impl Site {
         assert_clean(binary, &files);
         let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
         Self { http, https, haproxy, _directory: directory }
+    }
+
+    /// Waits until HAProxy's check of the agent has this result (`UP`, `DOWN`).
+    pub(crate) fn wait_for_agent(&self, status: &str) {
+        self.haproxy.wait_for_server("kvspoa_agent", "agent", status);
+    }
+
+    /// Asks under a path that no other request has: the answer's body, and how HAProxy says that it ended.
+    pub(crate) fn ask(&self, world: &World, path: &str) -> (String, RequestEnd) {
+        let answer = http::post(self.http, path, &[]);
+        assert_eq!(answer.status(), 200, "{path}: {answer:?}");
+        (answer.text(), world.agent_log.end(&format!(" {path} ")))
     }
 
     /// Sends these bytes over TLS, and gives what comes back until the server closes.
