@@ -169,9 +169,14 @@ fn a_hanging_agent_opens_the_breaker_which_lets_one_request_through_at_a_time_an
             assert_eq!((end.skip, end.spoe_error), (None, Some(1)), "{end:?}");
         }
         assert_eq!(next().skip, Some(Skip::Breaker));
-        // The probe fails: the next request is kept back again.
-        let probe = eventually("a probe", || Some(next()).filter(|end| end.skip.is_none()));
-        assert_eq!(probe.spoe_error, Some(1));
+        // One request tries the agent; while it waits, and after it has failed, the others are kept back.
+        std::thread::scope(|scope| {
+            let probe =
+                scope.spawn(|| eventually("a probe", || Some(next()).filter(|end| end.skip.is_none())));
+            eventually("the agent is asked again", || (agent.messages().len() == 6).then_some(()));
+            assert_eq!(site.ask(&world, "/v1/meanwhile").1.skip, Some(Skip::Breaker));
+            assert_eq!(probe.join().expect("no panic").spoe_error, Some(1));
+        });
         assert_eq!(next().skip, Some(Skip::Breaker));
         // The probe is answered: every request is let through.
         answers.store(true, Ordering::SeqCst);
@@ -239,6 +244,26 @@ fn an_agent_that_is_killed_costs_no_request() {
         });
         let (_, end) = site.ask(&world, "/v1/completions/last");
         assert_eq!(end.skip, Some(Skip::AgentDown));
+    });
+}
+
+#[test]
+fn an_agent_that_is_gone_when_an_upload_ends_is_not_waited_for() {
+    for_each_binary(|binary| {
+        let agent = StubAgent::answering(&[("server", "r2")]);
+        let world = World::new();
+        let site = world.start(binary, agent.address);
+        site.wait_for_agent("UP");
+        let request = http::request("POST", "/v1/upload", &[("expect", "100-continue")], b"{\"n\":1}");
+        let (begin, end) = request.split_at(request.len() - 3);
+        let mut client = Connection::open(site.http);
+        client.send(begin);
+        assert_eq!(client.read_head().expect("HAProxy waits for the body").status(), 100);
+        agent.kill();
+        site.wait_for_agent("DOWN");
+        client.send(end);
+        assert_eq!(client.read().expect("an answer").status(), 200);
+        assert_eq!(world.agent_log.end(" /v1/upload ").skip, Some(Skip::AgentDown));
     });
 }
 

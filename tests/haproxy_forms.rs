@@ -205,7 +205,7 @@ fn a_site_stays_as_it_was_with_the_agent_down_or_without_an_opinion() {
 }
 
 #[test]
-fn the_agent_file_is_refused_a_place_where_it_would_change_later_sections() {
+fn haproxy_complains_where_the_agent_file_would_change_later_sections() {
     for_each_binary(|binary: &Binary| {
         let directory = tempfile::tempdir().expect("a directory");
         let first = write(
