@@ -6,7 +6,7 @@ mod support;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use kvspoa::haproxy_config::Form;
+use kvspoa::haproxy_config::{Form, HaproxyConfigArgs};
 use support::agent::StubAgent;
 use support::haproxy::{Binary, HaproxyProcess, for_each_binary};
 use support::http::{self, Connection, Message};
@@ -55,9 +55,10 @@ fn example(
     Forms::new(directory, agent.address, log.address, &[]);
     let port = free_port();
     let mut text = repository("haproxy/example.cfg");
+    let defaults = HaproxyConfigArgs::new(Form::Spoe);
     for (from, to) in [
-        ("127.0.0.1:9102", agent.address.to_string()),
-        ("127.0.0.1:9103", log.address.to_string()),
+        (defaults.agent.as_str(), agent.address.to_string()),
+        (defaults.log_to.as_str(), log.address.to_string()),
         ("/etc/haproxy", directory.display().to_string()),
         ("    chroot /var/lib/haproxy\n    user haproxy\n    group haproxy\n", String::new()),
         (
