@@ -110,8 +110,11 @@ impl Change<'_> {
             None => {
                 // vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is
                 // stored by that and nothing will be removed for it: counted as copies, the blocks would stay for
-                // ever. A real second copy of a whole prompt looks the same; it is lost with the first removal.
-                if stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu)) {
+                // ever. A real second copy of a whole prompt looks the same; it is lost with the first removal. Where
+                // blocks were dropped for want of room, the two cannot be told apart at all.
+                if self.slot.truncated
+                    || stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu))
+                {
                     copies = Copies::Announce;
                 }
                 Place::Known(None, stored.root)
@@ -289,14 +292,13 @@ impl Change<'_> {
         } else {
             self.applied.unknown += 1;
         }
-        if self.has_lower_tiers() {
-            if self.runs.holds_any(block, self.id) {
-                return;
-            }
-            if tier == Tier::Gpu {
-                self.keep_ghost(hash);
-                return;
-            }
+        let lower_tiers = self.has_lower_tiers();
+        if (lower_tiers || tier != Tier::Gpu) && self.runs.holds_any(block, self.id) {
+            return;
+        }
+        if lower_tiers && tier == Tier::Gpu {
+            self.keep_ghost(hash);
+            return;
         }
         self.forget(hash, block);
     }

@@ -174,9 +174,14 @@ impl Index {
             return self.apply_cleared(rank);
         }
         self.clock.events += 1;
+        let bytes = self.bytes();
         let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
         let before = slot.bytes();
-        let limits = Limits { waiting: self.config.max_waiting_blocks, ghosts: self.config.max_ghost_blocks };
+        let limits = Limits {
+            // Near the limit, parents are missing because they were dropped: they will not come.
+            waiting: if bytes > self.config.max_bytes / 8 * 7 { 0 } else { self.config.max_waiting_blocks },
+            ghosts: self.config.max_ghost_blocks,
+        };
         let mut change = Change {
             runs: &mut self.runs,
             slot,

@@ -244,6 +244,14 @@ fn a_removal_before_the_store_removes_nothing_later() {
 }
 
 #[test]
+fn a_removal_from_a_tier_that_never_held_the_block_takes_nothing_from_the_gpu() {
+    let mut t = Scene::new();
+    t.store(R0, Tier::Gpu, 1, 0, 3);
+    assert_eq!(t.remove(R0, Tier::Cpu, 1, 1).unknown, 1);
+    assert_eq!(t.gpu(R0, 1, 3), 3);
+}
+
+#[test]
 fn an_engine_hash_that_returns_with_other_tokens_names_the_new_block_only() {
     let mut t = Scene::new();
     t.store(R0, Tier::Gpu, 1, 0, 3);
