@@ -1,1 +1,44 @@
 //! Loads, bookings, the cost of a candidate and the choice.
+//!
+//! Pure: time comes in as `Instant`, chance from a seed. One [`Scheduler`] serves one pool, behind one lock, so that a
+//! choice and its booking are one step and two requests at once see each other.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `ask`, `candidate` | what is asked, and who may serve it |
+//! | `overlap`, `booked` | prefixes that a cache is confirmed to hold, and prefixes on their way there |
+//! | `booking`, `load` | the reservations of one rank, and the load they add up to |
+//! | `recent`, `generations` | small bounded memories that settle ties |
+//! | `cost`, `dynamo`, `simple` | what a candidate costs, by policy |
+//! | `choose` | the tie rule |
+//! | `weigh`, `scheduler` | the terms of every candidate, and the whole |
+
+mod ask;
+mod booked;
+mod booking;
+mod candidate;
+mod choose;
+mod config;
+mod cost;
+mod dynamo;
+mod generations;
+mod load;
+mod overlap;
+mod recent;
+mod scheduler;
+mod simple;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod testing;
+mod weigh;
+
+pub use ask::{Ask, PromptBlocks};
+pub use candidate::{Candidate, EngineLoad, Slots};
+pub use choose::{Choice, Excluded, Reason, Terms};
+pub use config::{Policy, SchedulerConfig};
+pub use cost::CostConfig;
+pub use dynamo::DynamoConfig;
+pub use load::Load;
+pub use overlap::Overlap;
+pub use scheduler::{Counts, Ended, Scheduler};

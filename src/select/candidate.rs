@@ -1,0 +1,99 @@
+//! Who may serve a request, as the index, HAProxy and the engine see it at this moment.
+
+use crate::units::RankId;
+use std::time::Duration;
+
+/// One rank of the pool. The caller leaves out ranks whose server is down.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The rank.
+    pub rank: RankId,
+    /// Tokens in one of its blocks, above 0.
+    pub block_tokens: u32,
+    /// Leading blocks of the prompt in its GPU tier.
+    pub gpu_blocks: u32,
+    /// Blocks in its CPU tier that continue the GPU ones without a hole.
+    pub cpu_blocks: u32,
+    /// Blocks on disk that continue the CPU ones without a hole.
+    pub disk_blocks: u32,
+    /// Whether its index follows its KV events without loss. Otherwise its blocks earn no credit, and its prefills are
+    /// taken as done by the clock.
+    pub trusted: bool,
+    /// HAProxy's weight of the server, 0 to 256: its share of the load. A server of weight 0 is never named.
+    pub weight: u32,
+    /// HAProxy's slots of the server.
+    pub slots: Slots,
+    /// What the engine last said of itself, where it is polled.
+    pub reported: Option<EngineLoad>,
+    /// How long blocks lie idle in its cache before they are evicted (a slow mean); `None` while it has not evicted.
+    pub eviction_age: Option<Duration>,
+}
+
+impl Candidate {
+    /// A server of the usual weight, without limits, reports or cached blocks.
+    #[must_use]
+    pub const fn idle(rank: RankId, block_tokens: u32) -> Self {
+        Self {
+            rank,
+            block_tokens,
+            gpu_blocks: 0,
+            cpu_blocks: 0,
+            disk_blocks: 0,
+            trusted: true,
+            weight: 100,
+            slots: Slots { in_flight: 0, limit: None, queued: 0 },
+            reported: None,
+            eviction_age: None,
+        }
+    }
+}
+
+/// HAProxy's concurrency of one server (`scur`, `slim`, `qcur` of its statistics).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Slots {
+    /// Requests on the server now.
+    pub in_flight: u32,
+    /// `maxconn` of the server; `None` where there is none.
+    pub limit: Option<u32>,
+    /// Requests that wait in the server's queue.
+    pub queued: u32,
+}
+
+impl Slots {
+    /// How many requests, the next one included, wait for one to leave. HAProxy's figure is a poll old, so our own
+    /// bookings count where they are more.
+    pub(super) fn waiting(self, booked_requests: u32) -> u32 {
+        let Some(limit) = self.limit.filter(|limit| *limit > 0) else { return 0 };
+        let occupied = self.in_flight.max(booked_requests);
+        if occupied < limit { 0 } else { self.queued.max(occupied - limit).saturating_add(1) }
+    }
+}
+
+/// What an engine reports of itself (vLLM `num_requests_running`, `num_requests_waiting`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EngineLoad {
+    /// Requests in its running batch.
+    pub running: u32,
+    /// Requests that wait for admission.
+    pub waiting: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_with_a_free_slot_makes_nobody_wait() {
+        let slots = Slots { in_flight: 3, limit: Some(4), queued: 0 };
+        assert_eq!(slots.waiting(0), 0);
+        assert_eq!(slots.waiting(4), 1, "our own bookings are fresher than the poll");
+        assert_eq!(Slots { limit: None, ..slots }.waiting(1000), 0);
+        assert_eq!(Slots { limit: Some(0), ..slots }.waiting(1000), 0, "HAProxy's 0 is no limit");
+    }
+
+    #[test]
+    fn a_full_server_makes_the_next_wait_behind_its_queue() {
+        assert_eq!(Slots { in_flight: 4, limit: Some(4), queued: 2 }.waiting(0), 3);
+        assert_eq!(Slots { in_flight: 4, limit: Some(4), queued: 0 }.waiting(9), 6);
+    }
+}
