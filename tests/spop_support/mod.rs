@@ -27,7 +27,7 @@ pub(crate) const HELLO_3_2: &[u8] = b"\x00\x00\x00\x4b\x01\x00\x00\x00\x01\x00\x
     \x12supported-versions\x08\x032.0\
     \x0emax-frame-size\x03\xfc\xf0\x06\
     \x0ccapabilities\x08\x0apipelining";
-/// The same of their `option spop-check`: nothing offered.
+/// The check of `option spop-check` of 2.6.12 and 2.8.25, as captured: nothing offered.
 pub(crate) const HELLO_CHECK: &[u8] = b"\x00\x00\x00\x4e\x01\x00\x00\x00\x01\x00\x00\
     \x12supported-versions\x08\x032.0\
     \x0emax-frame-size\x03\xfc\xf0\x06\
