@@ -22,7 +22,7 @@ const CAPABILITIES: &[u8] = b"\x0ccapabilities\x08\x0apipelining";
 #[tokio::test]
 async fn a_session_from_hello_to_disconnect() {
     for transport in BOTH {
-        for haproxy_hello in [HELLO_2_6, HELLO_3_2] {
+        for haproxy_hello in [HELLO_2_6, HELLO_3_5] {
             let agent = Agent::start(transport);
             let mut peer = agent.connect().await;
             peer.send(haproxy_hello).await;
@@ -44,7 +44,7 @@ async fn a_session_from_hello_to_disconnect() {
 async fn agent_hello_comes_in_one_piece() {
     let agent = Agent::start(Transport::Tcp);
     let mut peer = agent.connect().await;
-    peer.send(HELLO_3_2).await;
+    peer.send(HELLO_3_5).await;
     let mut buffer = [0; 1024];
     let read = within(peer.stream.read(&mut buffer)).await.expect("an answer");
     assert_eq!(&buffer[..read], AGENT_HELLO);

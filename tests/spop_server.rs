@@ -2,7 +2,9 @@
 
 mod spop_support;
 
-use kvspoa::spop::ServerConfig;
+use kvspoa::metrics::SpopMetrics;
+use kvspoa::spop::server::BindError;
+use kvspoa::spop::{Server, ServerConfig};
 use spop_support::*;
 use std::time::Duration;
 
@@ -184,4 +186,16 @@ async fn connections_beyond_the_limit_wait_for_a_slot() {
     assert_eq!(agent.metric("kvspoa_spop_connections_total"), 1.0);
     drop(first);
     second.expect(AGENT_HELLO).await;
+}
+
+#[test]
+fn a_server_that_cannot_start_says_why() {
+    let bind = |addr: &str, config| {
+        let addr = addr.parse().expect("an address");
+        Server::bind(&addr, config, SpopMetrics::register()).expect_err("no server")
+    };
+    let tiny = ServerConfig { max_frame_size: 255, ..ServerConfig::default() };
+    assert!(matches!(bind("127.0.0.1:0", tiny), BindError::MaxFrameSize(255)));
+    let error = bind("unix:/nonexistent/spop.sock", ServerConfig::default());
+    assert_eq!(error.to_string(), "cannot listen on unix:/nonexistent/spop.sock");
 }

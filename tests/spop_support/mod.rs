@@ -22,12 +22,13 @@ pub(crate) const HELLO_2_6: &[u8] = b"\x00\x00\x00\x81\x01\x00\x00\x00\x01\x00\x
     \x0emax-frame-size\x03\xfc\xf0\x06\
     \x0ccapabilities\x08\x10pipelining,async\
     \x09engine-id\x08\x24ffaddec6-64f7-43e7-a51e-e6e149ff75da";
-/// What HAProxy 3.x sends: no `async`.
-pub(crate) const HELLO_3_2: &[u8] = b"\x00\x00\x00\x4b\x01\x00\x00\x00\x01\x00\x00\
+/// That of 3.5-dev5, as captured: no `async`.
+pub(crate) const HELLO_3_5: &[u8] = b"\x00\x00\x00\x7b\x01\x00\x00\x00\x01\x00\x00\
     \x12supported-versions\x08\x032.0\
     \x0emax-frame-size\x03\xfc\xf0\x06\
-    \x0ccapabilities\x08\x0apipelining";
-/// The same of their `option spop-check`: nothing offered.
+    \x0ccapabilities\x08\x0apipelining\
+    \x09engine-id\x08\x24b587b989-4e3f-48e6-94f0-c05db57a53a1";
+/// The check of `option spop-check` of 2.6.12 and 2.8.25, as captured: nothing offered.
 pub(crate) const HELLO_CHECK: &[u8] = b"\x00\x00\x00\x4e\x01\x00\x00\x00\x01\x00\x00\
     \x12supported-versions\x08\x032.0\
     \x0emax-frame-size\x03\xfc\xf0\x06\
