@@ -169,5 +169,7 @@ impl Ties {
 fn outdone(candidate: &Terms, best: &Terms, block: f64) -> bool {
     let held = |terms: &Terms| f64::from(terms.confirmed.tokens());
     let load = |terms: &Terms| terms.queue_tokens + terms.slot_tokens + terms.context_tokens;
-    held(best) >= held(candidate) + block && load(candidate) >= load(best)
+    held(best) >= held(candidate) + block
+        && load(candidate) >= load(best)
+        && candidate.decoding >= best.decoding
 }

@@ -67,7 +67,8 @@ impl CostConfig {
         let open = || terms.iter().filter(|t| t.excluded.is_none());
         let mean_queue = open().map(|t| t.queue_tokens).sum::<f64>() / open().count().max(1) as f64;
         // What is still queued is priced as queue.
-        let done_of_late = |t: &Terms| (t.recent_tokens - t.queue_tokens).max(0.0);
+        let queued = |t: &Terms| t.load.prefill_tokens as f64 * t.scarcity;
+        let done_of_late = |t: &Terms| (t.recent_tokens - queued(t)).max(0.0);
         let least_done = open().map(done_of_late).fold(f64::INFINITY, f64::min);
         let growth = self.queue_gain * mean_queue / prefill_tokens_per_second;
         let base = (self.own_weight + growth).min(self.own_weight_max);

@@ -222,13 +222,14 @@ impl Scheduler {
             state.book.tick(now);
         }
         // Looking through all bookings is for once in a while; a lease needs no precision.
-        let due = self.lease_checked.is_none_or(|last| now >= last + self.config.lease / 64);
+        let lease = self.config.lease;
+        let due = self.lease_checked.is_none_or(|last| now.saturating_duration_since(last) >= lease / 64);
         if !due {
             return 0;
         }
         self.lease_checked = Some(now);
         let all = self.ranks.values().flat_map(|state| state.book.bookings());
-        let over = all.filter(|(_, booking, _)| now >= booking.booked_at + self.config.lease);
+        let over = all.filter(|(_, booking, _)| now.saturating_duration_since(booking.booked_at) >= lease);
         let over: Vec<RequestId> = over.map(|(id, _, _)| id).collect();
         for id in &over {
             self.take_out(*id);
@@ -302,8 +303,9 @@ impl Scheduler {
             None
         };
         let done_at = by_clock.map(|tokens| {
-            let seconds = tokens / self.config.prefill_tokens_per_second;
-            now + Duration::try_from_secs_f64(seconds).unwrap_or(self.config.lease).min(self.config.lease)
+            let seconds =
+                (tokens / self.config.prefill_tokens_per_second.max(1.0)).clamp(0.0, LONGEST_PREFILL_SECONDS);
+            now + Duration::from_secs_f64(seconds)
         });
         let booking = Booking::new(ask, candidate.block_tokens, terms.uncached_tokens, booked_at, done_at);
         state.book.add(ask.id, booking);
@@ -318,6 +320,9 @@ impl Scheduler {
         Some((rank, booking, prefilled))
     }
 }
+
+/// The most that the clock waits for a prefill no event tells of: longer than any real one takes.
+const LONGEST_PREFILL_SECONDS: f64 = 3600.0;
 
 #[cfg(test)]
 mod tests;

@@ -69,10 +69,12 @@ fn one_confirmed_block_decides_at_equal_load() {
 #[test]
 fn a_wide_band_still_keeps_to_the_cache_at_equal_load() {
     let policy = Policy::Cost(CostConfig { band_blocks: 2.0, ..CostConfig::default() });
-    let mut pool = Pool::new(2, policy);
-    pool.store(RankId(1), &prompt(&[(5, BLOCK_TOKENS)]));
-    let ask = pool.ask(&prompt(&[(5, BLOCK_TOKENS), (6, 100)]), None);
-    assert_eq!(pool.book(&ask).rank, Some(RankId(1)));
+    for warm in [0, 1] {
+        let mut pool = Pool::new(2, policy);
+        pool.store(RankId(warm), &prompt(&[(5, BLOCK_TOKENS)]));
+        let ask = pool.ask(&prompt(&[(5, BLOCK_TOKENS), (6, 100)]), None);
+        assert_eq!(pool.book(&ask).rank, Some(RankId(warm)));
+    }
 }
 
 #[test]
@@ -397,6 +399,27 @@ fn step_prompt(head: u8, tail: u8) -> std::sync::Arc<PromptBlocks> {
 }
 
 proptest! {
+    #[test]
+    fn at_equal_load_no_band_overrides_a_confirmed_block(
+        held in prop::collection::vec((0u32..4, 0u32..3), 4),
+        band_blocks in 0.0..2.0f64,
+    ) {
+        let policy = Policy::Cost(CostConfig { band_blocks, ..CostConfig::default() });
+        let mut pool = Pool::new(4, policy);
+        let ask = pool.ask(&prompt(&[(1, 300)]), None);
+        let mut candidates = pool.candidates.clone();
+        for (candidate, (gpu_blocks, cpu_blocks)) in candidates.iter_mut().zip(&held) {
+            (candidate.gpu_blocks, candidate.cpu_blocks) = (*gpu_blocks, *cpu_blocks);
+        }
+        let choice = pool.scheduler.book(&ask, &candidates, pool.now);
+        let chosen = choice.chosen().expect("chosen");
+        let outdone = choice.terms.iter().find(|other| {
+            other.confirmed.gpu_tokens >= chosen.confirmed.gpu_tokens + BLOCK_TOKENS
+                && other.confirmed.tokens() >= chosen.confirmed.tokens() + BLOCK_TOKENS
+        });
+        prop_assert!(outdone.is_none(), "{:?}", choice.terms);
+    }
+
     #[test]
     fn loads_are_the_sum_of_the_live_bookings_and_nothing_is_left_at_the_end(
         steps in prop::collection::vec(step(), 0..120),
