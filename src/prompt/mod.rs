@@ -6,26 +6,28 @@
 mod error;
 mod files;
 mod messages;
+mod options;
 mod template;
 mod tokenizer;
 
 pub use error::{ModelError, PromptError};
-pub use template::{ContentFormat, RenderOptions};
-pub use tokenizer::Tokenize;
+pub use options::ModelOptions;
+pub use template::ContentFormat;
+pub use tokenizer::{CacheStats, Tokenize};
 
 use crate::request::body::{Ask, PromptInput};
 use crate::request::conversation::Conversation;
 use crate::units::TokenId;
 use std::path::Path;
 use template::{Sources, Templates};
-use tokenizer::HuggingFace;
+use tokenizer::Tokenizer;
 
 /// What makes token ids of prompts: a model's chat templates, tokenizer and special tokens.
 #[derive(Debug)]
 pub struct Model {
     name: String,
     templates: Templates,
-    tokenizer: Box<dyn Tokenize>,
+    tokenizer: Tokenizer,
 }
 
 impl Model {
@@ -37,19 +39,21 @@ impl Model {
     /// A file is missing, damaged, or of a kind that is not known; the error names it. A missing template is no error:
     /// completions need none.
     pub fn load(dir: &Path) -> Result<Self, ModelError> {
-        Self::load_with(dir, RenderOptions::default())
+        Self::load_with(dir, ModelOptions::default())
     }
 
     /// The same for an engine that was started with options which change its prompts.
     ///
     /// # Errors
     /// As [`Model::load`].
-    pub fn load_with(dir: &Path, options: RenderOptions) -> Result<Self, ModelError> {
+    pub fn load_with(dir: &Path, options: ModelOptions) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
-        let tokenizer = HuggingFace::from_json(&files::read(&path)?)
-            .map_err(|detail| ModelError::Tokenizer { path: path.clone(), detail })?;
+        let config = files::config(dir)?;
+        let tokenizer =
+            Tokenizer::load(&files::read(&path)?, config.around.as_ref(), options.token_cache_bytes)
+                .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
-        Self::assemble(name, dir, files::template_sources(dir)?, options, tokenizer)
+        Self::assemble(name, dir, config.sources, options, tokenizer)
     }
 
     /// The tiny model that is compiled in, for the demo, the simulated replica and tests: a byte-level BPE of 2,048
@@ -59,7 +63,9 @@ impl Model {
     /// None in a build whose tests pass.
     pub fn embedded() -> Result<Self, ModelError> {
         let dir = Path::new("(embedded)");
-        let tokenizer = HuggingFace::from_json(include_bytes!("tiny/tokenizer.json"))
+        let options = ModelOptions { token_cache_bytes: 8 << 20, ..ModelOptions::default() };
+        let json = include_bytes!("tiny/tokenizer.json");
+        let tokenizer = Tokenizer::load(json, None, options.token_cache_bytes)
             .map_err(|detail| ModelError::Tokenizer { path: dir.join("tokenizer.json"), detail })?;
         let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
         let sources = Sources {
@@ -67,19 +73,19 @@ impl Model {
             tool_use: None,
             special_tokens: vec![token("eos_token", "<|im_end|>"), token("pad_token", "<|endoftext|>")],
         };
-        Self::assemble("tiny".to_owned(), dir, sources, RenderOptions::default(), tokenizer)
+        Self::assemble("tiny".to_owned(), dir, sources, options, tokenizer)
     }
 
     fn assemble(
         name: String,
         dir: &Path,
         sources: Sources,
-        options: RenderOptions,
-        tokenizer: HuggingFace,
+        options: ModelOptions,
+        tokenizer: Tokenizer,
     ) -> Result<Self, ModelError> {
         let templates = Templates::compile(sources, options)
             .map_err(|error| ModelError::Template { path: dir.to_owned(), detail: error.to_string() })?;
-        Ok(Self { name, templates, tokenizer: Box::new(tokenizer) })
+        Ok(Self { name, templates, tokenizer })
     }
 
     /// The last part of the directory's path; `tiny` for the embedded model.
@@ -92,6 +98,12 @@ impl Model {
     #[must_use]
     pub fn content_format(&self) -> Option<ContentFormat> {
         self.templates.content_format()
+    }
+
+    /// What the cache of tokenized pieces holds; `None` if the tokenizer is of a kind that cannot be cached.
+    #[must_use]
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        self.tokenizer.cache_stats()
     }
 
     /// The text that the chat template makes of a conversation.

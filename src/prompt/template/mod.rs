@@ -16,44 +16,13 @@ pub use shape::ContentFormat;
 
 use super::error::PromptError;
 use super::messages::{self, Content};
+use super::options::ModelOptions;
 use crate::request::conversation::Conversation;
 use environment::RaisedByTemplate;
 use limits::Limits;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
-use serde_json::Map;
 use std::error::Error as _;
-use std::time::SystemTime;
-
-/// How the engine was told to render; what `vllm serve` is given as options.
-#[derive(Clone, Debug)]
-pub struct RenderOptions {
-    /// `--chat-template-content-format`; `None` for `auto`.
-    pub content_format: Option<ContentFormat>,
-    /// `--default-chat-template-kwargs`.
-    pub template_arguments: Map<String, serde_json::Value>,
-    /// `--exclude-tools-when-tool-choice-none`. Default false.
-    pub exclude_unused_tools: bool,
-    /// The engine's time zone, for templates that print the date; seconds east of UTC. Default 0.
-    pub utc_offset_seconds: i32,
-    /// The longest text that may be rendered, in bytes. Default 16 MiB, twice the largest body.
-    pub max_rendered_bytes: usize,
-    /// The clock, for templates that print the date.
-    pub clock: fn() -> SystemTime,
-}
-
-impl Default for RenderOptions {
-    fn default() -> Self {
-        Self {
-            content_format: None,
-            template_arguments: Map::new(),
-            exclude_unused_tools: false,
-            utc_offset_seconds: 0,
-            max_rendered_bytes: 16 << 20,
-            clock: SystemTime::now,
-        }
-    }
-}
 
 /// The source of a model's chat templates.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +42,7 @@ pub(super) struct Templates {
     default: Option<Properties>,
     tool_use: Option<Properties>,
     special_tokens: Vec<(String, String)>,
-    options: RenderOptions,
+    options: ModelOptions,
 }
 
 /// What is known about one template without running it.
@@ -87,7 +56,7 @@ struct Properties {
 }
 
 impl Templates {
-    pub(super) fn compile(sources: Sources, options: RenderOptions) -> Result<Self, Error> {
+    pub(super) fn compile(sources: Sources, options: ModelOptions) -> Result<Self, Error> {
         let mut environment = environment::environment(options.clock, options.utc_offset_seconds)?;
         let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
             let Some(source) = source else { return Ok(None) };

@@ -14,7 +14,7 @@ fn templates(source: &str) -> Templates {
         tool_use: None,
         special_tokens: vec![("bos_token".into(), "<s>".into())],
     };
-    Templates::compile(sources, RenderOptions::default()).expect("a template")
+    Templates::compile(sources, ModelOptions::default()).expect("a template")
 }
 
 fn render_body(source: &str, body: &str) -> Result<String, PromptError> {
@@ -132,7 +132,7 @@ fn a_refusing_template_is_told_apart_from_a_failing_one() {
 fn a_template_is_stopped_at_its_limits() {
     let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
     assert_eq!(render(endless, ""), Err(PromptError::TooLarge));
-    let options = RenderOptions { max_rendered_bytes: 100, ..RenderOptions::default() };
+    let options = ModelOptions { max_rendered_bytes: 100, ..ModelOptions::default() };
     let sources =
         Sources { default: Some("{% for a in range(99) %}xx{% endfor %}".into()), ..Sources::default() };
     let small = Templates::compile(sources, options).expect("a template");
@@ -193,9 +193,9 @@ fn template_arguments_follow_vllms_precedence() {
 #[test]
 fn the_engines_defaults_yield_to_the_clients_arguments() {
     let defaults = serde_json::json!({"a": 1, "b": 2});
-    let options = RenderOptions {
+    let options = ModelOptions {
         template_arguments: defaults.as_object().expect("an object").clone(),
-        ..RenderOptions::default()
+        ..ModelOptions::default()
     };
     let sources = Sources { default: Some("{{ a }}{{ b }}".into()), ..Sources::default() };
     let templates = Templates::compile(sources, options).expect("a template");
@@ -207,7 +207,7 @@ fn the_engines_defaults_yield_to_the_clients_arguments() {
 fn tools_choose_the_template_that_is_made_for_them() {
     let sources =
         Sources { default: Some("plain".into()), tool_use: Some("tools".into()), ..Sources::default() };
-    let templates = Templates::compile(sources, RenderOptions::default()).expect("templates");
+    let templates = Templates::compile(sources, ModelOptions::default()).expect("templates");
     let body = |tools: &str| format!(r#"{{"messages": [{{"role": "user"}}]{tools}}}"#);
     assert_eq!(templates.render(&conversation(&body(""))).as_deref(), Ok("plain"));
     let tools = r#", "tools": [{"type": "function", "function": {"name": "f"}}]"#;

@@ -1,0 +1,39 @@
+//! What is set for a model beside its files.
+
+use super::template::ContentFormat;
+use serde_json::{Map, Value};
+use std::time::SystemTime;
+
+/// How the engine was told to render (what `vllm serve` is given as options), and our own limits.
+#[derive(Clone, Debug)]
+pub struct ModelOptions {
+    /// `--chat-template-content-format`; `None` for `auto`.
+    pub content_format: Option<ContentFormat>,
+    /// `--default-chat-template-kwargs`.
+    pub template_arguments: Map<String, Value>,
+    /// `--exclude-tools-when-tool-choice-none`. Default false.
+    pub exclude_unused_tools: bool,
+    /// The engine's time zone, for templates that print the date; seconds east of UTC. Default 0.
+    pub utc_offset_seconds: i32,
+    /// The longest text that may be rendered, in bytes. Default 16 MiB, twice the largest body.
+    pub max_rendered_bytes: usize,
+    /// Memory for the ids of pieces of text that were tokenized lately. Default 256 MiB, which holds the last minute
+    /// of a thousand requests a second with 1,000 new tokens each; 0 switches the cache off.
+    pub token_cache_bytes: usize,
+    /// The clock, for templates that print the date.
+    pub clock: fn() -> SystemTime,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            content_format: None,
+            template_arguments: Map::new(),
+            exclude_unused_tools: false,
+            utc_offset_seconds: 0,
+            max_rendered_bytes: 16 << 20,
+            token_cache_bytes: 256 << 20,
+            clock: SystemTime::now,
+        }
+    }
+}

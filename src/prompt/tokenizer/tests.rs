@@ -1,0 +1,101 @@
+use super::*;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// The embedded tokenizer with other added tokens and, if given, another normalizer.
+fn tokenizer_json(added: &[(&str, bool)], normalizer: Option<Value>) -> Vec<u8> {
+    let mut json: Value = serde_json::from_slice(include_bytes!("../tiny/tokenizer.json")).expect("JSON");
+    let first_id = json["model"]["vocab"].as_object().expect("a vocabulary").len();
+    let tokens: Vec<Value> = added
+        .iter()
+        .zip(first_id..)
+        .map(|((content, normalized), id)| {
+            json!({"id": id, "content": content, "normalized": normalized, "single_word": false, "lstrip": false,
+                "rstrip": false, "special": id % 2 == 0})
+        })
+        .collect();
+    json["added_tokens"].as_array_mut().expect("a list").extend(tokens);
+    if let Some(normalizer) = normalizer {
+        json["normalizer"] = normalizer;
+    }
+    json.to_string().into_bytes()
+}
+
+const ADDED: [(&str, bool); 6] =
+    [("<think>", false), ("<a>", false), ("<<a>>", false), ("a>>b", false), ("<Usr|>", true), ("Usr|", true)];
+
+fn whole(json: &[u8], text: &str) -> Vec<TokenId> {
+    let mut ids = Vec::new();
+    HuggingFace::from_json(json).expect("a tokenizer").encode(text, &mut ids).expect("ids");
+    ids
+}
+
+#[test]
+fn the_tokens_around_a_text_are_found_in_the_file() {
+    let mut json: Value = serde_json::from_slice(include_bytes!("../tiny/tokenizer.json")).expect("JSON");
+    json["post_processor"] = json!({"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}});
+    let json = json.to_string().into_bytes();
+    let encode = |around: Option<&Around>, add| {
+        let tokenizer = Tokenizer::load(&json, around, 1 << 20).expect("a tokenizer");
+        tokenizer.encode("<|im_end|>", add).expect("ids").into_iter().map(|id| id.0).collect::<Vec<_>>()
+    };
+    assert_eq!(encode(None, true), [1, 2]);
+    assert_eq!(encode(None, false), [2]);
+    let configured = Around { before: None, after: Some("<|endoftext|>".into()) };
+    assert_eq!(encode(Some(&configured), true), [2, 0]);
+    let unknown = Around { before: Some("<nowhere>".into()), after: None };
+    assert!(Tokenizer::load(&json, Some(&unknown), 0).is_err());
+}
+
+#[test]
+fn padding_and_truncation_of_the_file_do_not_count() {
+    let mut json: Value = serde_json::from_slice(include_bytes!("../tiny/tokenizer.json")).expect("JSON");
+    json["truncation"] =
+        json!({"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
+    json["padding"] = json!({"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "<|endoftext|>"});
+    let tokenizer = Tokenizer::load(json.to_string().as_bytes(), None, 0).expect("a tokenizer");
+    let text = "one two three four";
+    let plain = Tokenizer::load(include_bytes!("../tiny/tokenizer.json"), None, 0).expect("a tokenizer");
+    assert_eq!(tokenizer.encode(text, true), plain.encode(text, true));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn cached_pieces_make_the_ids_of_the_whole_text(
+        texts in prop::collection::vec(prop::collection::vec(0usize..22, 0..12), 1..12),
+        normalized in any::<bool>(),
+    ) {
+        const TEXTS: [&str; 16] = [
+            "user\n", " ", "\n\n", "\u{301}", "e\u{301}", "<", "a>", ">>", "<a", "Us", "r|", "12", "don't ", "你好", "\u{212b}",
+            "<|im_start|>",
+        ];
+        let normalizer = if normalized { json!({"type": "NFC"}) } else { Value::Null };
+        let json = tokenizer_json(&ADDED, Some(normalizer));
+        let tokenizer = Tokenizer::load(&json, None, 1 << 16).expect("a tokenizer");
+        prop_assert!(tokenizer.cached.is_some());
+        let reference = HuggingFace::from_json(&json).expect("a tokenizer");
+        for parts in texts {
+            let text: String =
+                parts.iter().map(|at| TEXTS.get(*at).copied().unwrap_or_else(|| ADDED[at - 16].0)).collect();
+            let mut ids = Vec::new();
+            reference.encode(&text, &mut ids).expect("ids");
+            prop_assert_eq!(tokenizer.encode(&text, false).expect("ids"), ids, "{:?}", text);
+        }
+    }
+}
+
+#[test]
+fn a_repeated_text_comes_from_the_cache() {
+    let json = tokenizer_json(&ADDED, None);
+    let tokenizer = Tokenizer::load(&json, None, 1 << 20).expect("a tokenizer");
+    let text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n";
+    assert_eq!(tokenizer.encode(text, false).expect("ids"), whole(&json, text));
+    let stats = tokenizer.cache_stats().expect("a cache");
+    assert_eq!((stats.hits, stats.misses), (2, 2));
+}
