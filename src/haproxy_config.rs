@@ -4,7 +4,7 @@
 
 use clap::{Args, ValueEnum};
 
-const AGENT: &str = "127.0.0.1:9102";
+const AGENT: &str = "127.0.0.1:9101";
 const LOG_TO: &str = "127.0.0.1:9103";
 const AGENT_BACKEND: &str = "kvspoa_agent";
 const SPOE_FILE: &str = "/etc/haproxy/kvspoa.spoe.conf";

@@ -12,17 +12,30 @@
 //! | [`prompt`] | prompt input → text → token ids |
 //! | [`index`] | which rank holds which block |
 //! | [`select`] | loads, bookings, the cost and the choice |
-//! | [`haproxy_config`] | the configuration that HAProxy needs |
+//! | [`haproxy_config`], [`config`] | the configuration that HAProxy needs, and our own |
+//! | [`pool`] | one HAProxy backend at work: model, index and scheduler |
+//! | [`route`] | the pipeline of one request, and the record of its decision |
+//! | [`admin`], [`client`] | the admin port, and a small HTTP client |
 //! | [`sim`] | a simulated replica, for the demo, tests and benchmarks |
+//! | [`agent`] | binds everything, runs it, shuts it down |
+//! | [`demo`], [`cli`] | the demonstration and the commands |
 
+pub mod admin;
+pub mod agent;
+pub mod cli;
+pub mod client;
+pub mod config;
+pub mod demo;
 pub mod events;
 pub mod haproxy_config;
 pub mod hash;
 pub mod index;
 pub mod lifecycle;
 pub mod metrics;
+pub mod pool;
 pub mod prompt;
 pub mod request;
+pub mod route;
 pub mod select;
 pub mod sim;
 pub mod spop;

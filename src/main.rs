@@ -1,1 +1,7 @@
-fn main() {}
+//! The `kvspoa` command: see `kvspoa --help`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kvspoa::cli::main()
+}

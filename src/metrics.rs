@@ -2,6 +2,14 @@
 //!
 //! Handles are made once and kept; nothing on the request path looks a label up.
 
+mod events;
+mod install;
+mod route;
+
+pub use events::{EventMetrics, FeedLabels};
+pub use install::{InstallError, install};
+pub use route::{PoolMetrics, RankMetrics, RouteMetrics, SettleMetrics};
+
 use metrics::{Counter, Gauge, counter, gauge};
 
 /// The SPOP side.

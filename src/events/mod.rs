@@ -7,18 +7,18 @@ mod batch;
 mod endpoint;
 mod event;
 mod groups;
-mod metrics;
+
 mod msgpack;
 mod sink;
 pub mod stream;
 mod subscriber;
 mod wire;
 
+pub use crate::metrics::FeedLabels;
 pub use batch::{Batch, SkipReason};
 pub use endpoint::{Endpoint, EndpointError};
 pub use event::{KvEvent, Stored};
 pub use groups::Groups;
-pub use metrics::{EventMetrics, FeedLabels};
 pub use sink::Sink;
 pub use stream::{DegradedReason, FeedState, ResetReason};
 pub use subscriber::{AddError, Feed, SocketError, Subscriber, SubscriberConfig};

@@ -8,10 +8,10 @@ mod socket;
 mod worker;
 
 use super::endpoint::{Endpoint, EndpointError};
-use super::metrics::FeedLabels;
 use super::sink::Sink;
 use super::stream::StreamLimits;
 use crate::hash::HashKey;
+use crate::metrics::FeedLabels;
 use parking_lot::Mutex;
 use socket::{LiveSocket, SocketLimits};
 use std::collections::HashMap;

@@ -76,6 +76,28 @@ pub enum Skip {
     Site,
 }
 
+impl Skip {
+    /// All reasons, in the order of their discriminants.
+    pub const ALL: [Self; 4] = [Self::Method, Self::AgentDown, Self::Breaker, Self::Site];
+
+    /// The reason as metric labels spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Method => "method",
+            Self::AgentDown => "agent_down",
+            Self::Breaker => "breaker",
+            Self::Site => "site",
+        }
+    }
+
+    /// The reason's place in [`Self::ALL`].
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
 /// The first two characters of HAProxy's session state at disconnection (configuration.txt §8.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Termination(pub [u8; 2]);

@@ -3,3 +3,7 @@
 pub mod body;
 pub mod conversation;
 mod json;
+pub mod notify;
+
+pub use body::Endpoint;
+pub use notify::{NotifyError, RoutingRequest};

@@ -35,7 +35,8 @@ pub mod varint;
 
 pub use actions::{Actions, Scope};
 pub use decode::{Message, messages};
+pub use error::DecodeError;
 pub use handler::Handler;
 pub use listen::ListenAddr;
-pub use server::{Server, ServerConfig};
+pub use server::{BindError, Server, ServerConfig};
 pub use value::Value;

@@ -1,0 +1,132 @@
+//! One answer per admin path.
+
+use crate::{
+    request::RoutingRequest,
+    route::{ExplainOptions, Router},
+};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::json;
+
+/// The largest body that `/explain` takes, bytes; above HAProxy's largest recommended buffer.
+const MAX_BODY_BYTES: usize = 16 << 20;
+
+pub(super) async fn answer(
+    request: Request<Incoming>,
+    router: &Router,
+    metrics: &PrometheusHandle,
+) -> Response<Full<Bytes>> {
+    match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") => {
+            router.refresh_gauges();
+            metrics.run_upkeep();
+            reply(StatusCode::OK, "text/plain; version=0.0.4", metrics.render())
+        }
+        (&Method::GET | &Method::HEAD, "/healthz") => reply(StatusCode::OK, "text/plain", "ok\n".to_owned()),
+        (&Method::GET | &Method::HEAD, "/readyz") => {
+            let readiness = router.readiness();
+            let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            reply_json(status, &readiness)
+        }
+        (&Method::POST, "/explain") => explain(request, router).await,
+        (_, "/explain" | "/metrics" | "/healthz" | "/readyz") => {
+            error(StatusCode::METHOD_NOT_ALLOWED, "GET for /metrics, /healthz and /readyz; POST for /explain")
+        }
+        _ => error(StatusCode::NOT_FOUND, "paths: /metrics, /healthz, /readyz, POST /explain?pool=…&path=…"),
+    }
+}
+
+/// `POST /explain?pool=be_llm&path=/v1/chat/completions[&tokens=1]` with a request body: the decision that the request
+/// would get now, without a booking.
+async fn explain(request: Request<Incoming>, router: &Router) -> Response<Full<Bytes>> {
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let Some(pool) = parameter(&query, "pool").or_else(|| router.only_pool().map(str::to_owned)) else {
+        return error(StatusCode::BAD_REQUEST, "say which pool: /explain?pool=BACKEND");
+    };
+    let path = parameter(&query, "path").unwrap_or_else(|| "/v1/chat/completions".to_owned());
+    let options = ExplainOptions { token_ids: parameter(&query, "tokens").is_some_and(|v| v == "1") };
+    let session = parameter(&query, "session");
+    let body = match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(_) => return error(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB or broke off"),
+    };
+    let request = RoutingRequest {
+        pool,
+        path,
+        method: "POST".to_owned(),
+        session: session.map(|s| RoutingRequest::session_of(s.as_bytes())),
+        complete: true,
+        body,
+        ..RoutingRequest::default()
+    };
+    match router.explain(request, options).await {
+        Ok(explanation) => reply_json(StatusCode::OK, &explanation),
+        Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+    }
+}
+
+/// A query parameter, percent-decoded.
+fn parameter(query: &str, name: &str) -> Option<String> {
+    query
+        .split('&')
+        .filter_map(|pair| pair.split_once('='))
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| percent_decode(value))
+}
+
+fn percent_decode(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        let hex = |at: usize| tail.get(at).and_then(|b| char::from(*b).to_digit(16));
+        match (byte, hex(0), hex(1)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                rest = &tail[2..];
+            }
+            (b'+', ..) => {
+                out.push(b' ');
+                rest = tail;
+            }
+            _ => {
+                out.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn reply(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
+    response
+}
+
+fn reply_json(status: StatusCode, body: &impl serde::Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_string(body) {
+        Ok(text) => reply(status, "application/json", text + "\n"),
+        Err(_) => reply(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "not representable\n".to_owned()),
+    }
+}
+
+fn error(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    reply_json(status, &json!({ "error": why }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn query_parameters_are_percent_decoded() {
+        let query = "pool=be%5Fllm&path=/v1/chat%2Fcompletions&tokens=1&odd=%zz%4";
+        assert_eq!(parameter(query, "pool").as_deref(), Some("be_llm"));
+        assert_eq!(parameter(query, "path").as_deref(), Some("/v1/chat/completions"));
+        assert_eq!(parameter(query, "odd").as_deref(), Some("%zz%4"));
+        assert_eq!(parameter(query, "missing"), None);
+    }
+}

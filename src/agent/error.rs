@@ -1,0 +1,50 @@
+//! Why the agent did not start.
+
+use crate::{
+    config::HostPort, events::AddError, lifecycle::LogReceiverError, metrics::InstallError,
+    prompt::ModelError, spop::BindError,
+};
+use std::io;
+
+/// Why the agent did not start. Each says which setting it is about.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A model directory can't be used.
+    #[error("pool {pool}: {source}")]
+    Model {
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: ModelError,
+    },
+    /// The SPOP listener.
+    #[error("spop.listen")]
+    Spop(#[from] BindError),
+    /// The socket for log lines.
+    #[error("log.listen")]
+    Log(#[from] LogReceiverError),
+    /// The admin listener.
+    #[error("admin.listen: cannot listen on {addr}")]
+    Admin {
+        /// The address.
+        addr: HostPort,
+        /// Why.
+        source: io::Error,
+    },
+    /// The KV events of a rank can't be subscribed to.
+    #[error("pool {pool}, server {server}: events")]
+    Events {
+        /// The pool.
+        pool: String,
+        /// The server.
+        server: String,
+        /// Why.
+        source: AddError,
+    },
+    /// The process has a metrics recorder already.
+    #[error("metrics")]
+    Metrics(#[from] InstallError),
+    /// The runtime or the signal handlers.
+    #[error("the runtime could not be started")]
+    Runtime(#[source] io::Error),
+}

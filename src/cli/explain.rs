@@ -1,0 +1,69 @@
+//! `kvspoa explain`: asks the admin port of a running agent.
+
+use crate::{client, config::HostPort};
+use anyhow::{Context, bail};
+use clap::Args;
+use std::{io::Read, path::PathBuf};
+
+/// Where would this request go, and why?
+#[derive(Args, Debug)]
+pub(super) struct ExplainArgs {
+    /// The agent's admin address
+    #[arg(long, env = "KVSPOA_ADMIN_LISTEN", default_value = "127.0.0.1:9102", value_name = "ADDR")]
+    admin: HostPort,
+    /// The pool (HAProxy backend); may be left out where the agent has only one
+    #[arg(long)]
+    pool: Option<String>,
+    /// The request's path
+    #[arg(long, default_value = "/v1/chat/completions")]
+    path: String,
+    /// The session id that the client would send
+    #[arg(long)]
+    session: Option<String>,
+    /// Print the prompt's token ids too
+    #[arg(long)]
+    tokens: bool,
+    /// A file with the request's body; - or nothing: standard input
+    #[arg(default_value = "-")]
+    body: PathBuf,
+}
+
+pub(super) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
+    let mut body = Vec::new();
+    if args.body.as_os_str() == "-" {
+        std::io::stdin().read_to_end(&mut body).context("standard input")?;
+    } else {
+        body = std::fs::read(&args.body).with_context(|| args.body.display().to_string())?;
+    }
+    let mut target = format!("/explain?path={}", escape(&args.path));
+    for (name, value) in [("pool", &args.pool), ("session", &args.session)] {
+        if let Some(value) = value {
+            target.push_str(&format!("&{name}={}", escape(value)));
+        }
+    }
+    if args.tokens {
+        target.push_str("&tokens=1");
+    }
+    let answer = client::post(args.admin.as_str(), &target, body.into())
+        .await
+        .with_context(|| format!("the agent's admin port {} does not answer", args.admin))?;
+    let text = String::from_utf8_lossy(&answer.body);
+    if answer.status != 200 {
+        bail!("the agent answered {}: {}", answer.status, text.trim());
+    }
+    let json: serde_json::Value = serde_json::from_str(&text).context("the agent's answer is not JSON")?;
+    println!("{json:#}");
+    Ok(())
+}
+
+/// Percent-encodes all that is not plain in a query.
+fn escape(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                char::from(byte).to_string()
+            }
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}

@@ -1,0 +1,144 @@
+//! The command line.
+
+mod explain;
+
+use crate::{
+    agent,
+    config::{Config, ConfigError, Overrides},
+    demo, haproxy_config, sim,
+};
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand, error::ErrorKind};
+use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
+use tracing_subscriber::EnvFilter;
+
+/// Wrong usage or configuration (`sysexits.h` EX_USAGE).
+const EXIT_USAGE: u8 = 64;
+/// A fault that is ours or the machine's (`sysexits.h` EX_SOFTWARE).
+const EXIT_SOFTWARE: u8 = 70;
+
+/// A KV-cache-aware routing agent for HAProxy.
+#[derive(Parser, Debug)]
+#[command(version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// What is logged to standard error: error, warn, info, debug, or per module as in `kvspoa::events=debug`
+    /// [default: info; of `demo`: warn]
+    #[arg(long, global = true, env = "KVSPOA_LOG", value_name = "FILTER")]
+    log: Option<String>,
+    /// Log as JSON, a line an event
+    #[arg(long, global = true, env = "KVSPOA_LOG_JSON")]
+    log_json: bool,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run the agent
+    Run(ConfigArgs),
+    /// Check a configuration file: prints one line and exits with 64 on a mistake
+    Check(ConfigArgs),
+    /// Ask a running agent where a request would go, and why
+    Explain(explain::ExplainArgs),
+    /// Print what to add to HAProxy's configuration
+    HaproxyConfig(haproxy_config::HaproxyConfigArgs),
+    /// Run a simulated replica: OpenAI API, prefix cache and KV events, without a GPU
+    Replica(sim::ReplicaArgs),
+    /// Show it all on this machine: HAProxy, three simulated replicas, one chat load with and without kvspoa
+    Demo(demo::DemoArgs),
+}
+
+#[derive(Args, Debug)]
+struct ConfigArgs {
+    /// The configuration file
+    #[arg(
+        long,
+        short,
+        env = "KVSPOA_CONFIG",
+        default_value = "/etc/kvspoa/kvspoa.toml",
+        value_name = "FILE"
+    )]
+    config: PathBuf,
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+impl ConfigArgs {
+    fn load(&self) -> Result<Config, ConfigError> {
+        Config::load(&self.config, &self.overrides)
+    }
+}
+
+/// Runs the command that the process was started with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A closed pipe must not turn `--help` into a failure.
+            let _ = error.print();
+            return match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+                _ => ExitCode::from(EXIT_USAGE),
+            };
+        }
+    };
+    let log = cli.log.as_deref().unwrap_or(match cli.command {
+        Command::Demo(_) => "warn",
+        _ => "info",
+    });
+    if let Err(error) = init_log(log, cli.log_json) {
+        eprintln!("kvspoa: --log: {error}");
+        return ExitCode::from(EXIT_USAGE);
+    }
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kvspoa: {error:#}");
+            let usage = error.chain().any(|e| e.is::<ConfigError>() || e.is::<crate::prompt::ModelError>());
+            ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Run(args) => agent::run(&args.load()?).map_err(anyhow::Error::from),
+        Command::Check(args) => {
+            let config = args.load()?;
+            let replicas: usize = config.pools.iter().map(|pool| pool.replicas.len()).sum();
+            agent::check(&config)?;
+            println!("{}: ok, {} pool(s), {replicas} replica(s)", args.config.display(), config.pools.len());
+            Ok(())
+        }
+        Command::Explain(args) => block_on(explain::run(args))?,
+        Command::HaproxyConfig(args) => {
+            print!("{}", haproxy_config::render(&args));
+            Ok(())
+        }
+        Command::Replica(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
+        Command::Demo(args) => block_on(demo::run(args))?,
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("the runtime could not be started")?;
+    Ok(runtime.block_on(future))
+}
+
+fn init_log(filter: &str, json: bool) -> Result<(), tracing_subscriber::filter::ParseError> {
+    let filter = EnvFilter::try_new(filter)?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    if json {
+        log.json().init();
+    } else {
+        log.init();
+    }
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! Configuration: one TOML file, overridden by environment and flags, validated before anything is bound.
+//!
+//! [`raw`] is the file as written (serde, unknown keys refused); this module turns it into [`Config`], in which every
+//! value is checked, typed and ready to use.
+
+mod error;
+mod raw;
+mod values;
+
+pub use error::ConfigError;
+pub use raw::Overrides;
+pub use values::{ByteSize, HostPort, Span};
+
+use crate::{events::Endpoint, lifecycle::LogListen, spop::ListenAddr};
+use raw::{RawConfig, RawPool, RawReplica};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use toml::Spanned;
+use values::FirstEndpoint;
+
+/// A whole, validated configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The SPOP side: where HAProxy asks.
+    pub spop: Spop,
+    /// Where metrics, health and explanations are served (plain HTTP).
+    pub admin_listen: HostPort,
+    /// Where HAProxy sends its log lines (UDP or a unix datagram socket).
+    pub log_listen: LogListen,
+    /// Turning prompts into tokens.
+    pub prompt: Prompt,
+    /// The bound of each pool's index, bytes.
+    pub index_max_bytes: usize,
+    /// How a replica is chosen.
+    pub select: Select,
+    /// The pools, in the file's order; at least one.
+    pub pools: Vec<Pool>,
+}
+
+/// The SPOP listener and its limits.
+#[derive(Clone, Debug)]
+pub struct Spop {
+    /// TCP address or unix socket path.
+    pub listen: ListenAddr,
+    /// The largest frame that is accepted, bytes. HAProxy's own limit (`tune.bufsize` − 4) is announced back to it
+    /// where smaller.
+    pub max_frame_bytes: u32,
+    /// Connections at once; more wait in the kernel's queue.
+    pub max_connections: usize,
+    /// Requests being decided at once; more are answered without an opinion.
+    pub max_in_flight: usize,
+    /// Body bytes held at once over all connections; more are answered without an opinion.
+    pub max_bytes_in_flight: usize,
+    /// The time for one decision, after which HAProxy is answered without an opinion.
+    pub deadline: Duration,
+}
+
+/// Turning prompts into tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt {
+    /// Threads for prompts longer than `inline_bytes`.
+    pub threads: usize,
+    /// Prompts that may wait for such a thread; more are scored by load alone.
+    pub queue: usize,
+    /// Bodies up to this size are tokenized where they arrive.
+    pub inline_bytes: usize,
+}
+
+/// How a replica is chosen.
+#[derive(Clone, Debug)]
+pub struct Select {
+    /// The policy's name.
+    pub policy: PolicyName,
+    /// How long a booking may live when the log line of its end never comes.
+    pub lease: Duration,
+    /// Seed of the random choice among equals; absent: from the operating system.
+    pub seed: Option<u64>,
+}
+
+/// The policies that can be named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum PolicyName {
+    /// Queued and uncached tokens, weighted by how busy the pool is.
+    #[default]
+    Cost,
+    /// The formula of Dynamo's KV router, under its own names.
+    Dynamo,
+    /// Fewest requests in flight.
+    LeastLoaded,
+    /// One after the other.
+    RoundRobin,
+}
+
+/// One pool: an HAProxy backend that serves one base model.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    /// The HAProxy backend's name.
+    pub backend: String,
+    /// The model directory; absent: the small model compiled in, for demonstrations.
+    pub model_dir: Option<PathBuf>,
+    /// The LoRA adapters that clients may name as a model.
+    pub adapters: Vec<String>,
+    /// The replicas, in the file's order.
+    pub replicas: Vec<Replica>,
+}
+
+/// One replica: an HAProxy server and its engine.
+#[derive(Clone, Debug)]
+pub struct Replica {
+    /// The HAProxy server's name.
+    pub server: String,
+    /// The engine's HTTP address.
+    pub http: Option<HostPort>,
+    /// Where the KV events of each data-parallel rank are published and replayed.
+    pub ranks: Vec<Rank>,
+}
+
+/// The event endpoints of one data-parallel rank.
+#[derive(Clone, Debug, Default)]
+pub struct Rank {
+    /// The PUB endpoint; absent: a replica without events, always scored as an empty cache.
+    pub events: Option<Endpoint>,
+    /// The replay (ROUTER) endpoint.
+    pub replay: Option<Endpoint>,
+}
+
+impl Config {
+    /// Reads and validates the file at `path`, then lays `overrides` over it.
+    ///
+    /// # Errors
+    /// Any mistake, as one line that names the file, the line and the key.
+    pub fn load(path: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, path, overrides)
+    }
+
+    /// Validates the text of a file; `path` serves messages and relative paths.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, path: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let mut raw: RawConfig =
+            toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
+        raw.apply(overrides);
+        let fail = |at: Span, key: &str, why: String| ConfigError::at(path, text, at, key, why);
+        let base = path.parent().unwrap_or(Path::new("."));
+        if raw.pool.is_empty() {
+            return Err(ConfigError::Invalid {
+                path: path.to_owned(),
+                line: text.lines().count().max(1),
+                key: "pool".to_owned(),
+                why: "no [[pool]] is configured: name the HAProxy backend and its replicas".to_owned(),
+            });
+        }
+        let mut backends = HashSet::new();
+        for pool in &raw.pool {
+            unique(&mut backends, &pool.backend).map_err(|why| fail(pool.backend.span(), "backend", why))?;
+        }
+        let pools =
+            raw.pool.into_iter().map(|pool| build_pool(pool, base, &fail)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            spop: Spop {
+                listen: raw.spop.listen,
+                max_frame_bytes: raw.spop.max_frame_bytes.within(256, u32::MAX as usize) as u32,
+                max_connections: raw.spop.max_connections.get(),
+                max_in_flight: raw.spop.max_in_flight.get(),
+                max_bytes_in_flight: raw.spop.max_bytes_in_flight.0,
+                deadline: raw.spop.deadline.0,
+            },
+            admin_listen: raw.admin.listen,
+            log_listen: raw.log.listen,
+            prompt: Prompt {
+                threads: raw.prompt.threads.map_or_else(default_threads, Into::into),
+                queue: raw.prompt.queue,
+                inline_bytes: raw.prompt.inline_bytes.0,
+            },
+            index_max_bytes: raw.index.max_bytes.0,
+            select: Select { policy: raw.select.policy, lease: raw.select.lease.0, seed: raw.select.seed },
+            pools,
+        })
+    }
+}
+
+/// One core is left to the network side.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).max(1))
+}
+
+fn build_pool(
+    raw: RawPool,
+    base: &Path,
+    fail: &impl Fn(Span, &str, String) -> ConfigError,
+) -> Result<Pool, ConfigError> {
+    let mut servers = HashSet::new();
+    for replica in &raw.replica {
+        unique(&mut servers, &replica.server).map_err(|why| fail(replica.server.span(), "server", why))?;
+    }
+    let replicas =
+        raw.replica.into_iter().map(|replica| build_replica(replica, fail)).collect::<Result<_, _>>()?;
+    Ok(Pool {
+        backend: raw.backend.into_inner(),
+        model_dir: raw.model_dir.map(|dir| base.join(dir)),
+        adapters: raw.adapters,
+        replicas,
+    })
+}
+
+fn build_replica(
+    raw: RawReplica,
+    fail: &impl Fn(Span, &str, String) -> ConfigError,
+) -> Result<Replica, ConfigError> {
+    if let (None, Some(replay)) = (&raw.events, &raw.replay) {
+        return Err(fail(replay.span(), "replay", "a replay endpoint needs `events` beside it".to_owned()));
+    }
+    let of_rank = |endpoint: &Option<Spanned<FirstEndpoint>>, key: &str, rank: u16| {
+        let Some(endpoint) = endpoint else { return Ok(None) };
+        endpoint.get_ref().of_rank(rank).map(Some).map_err(|why| fail(endpoint.span(), key, why))
+    };
+    let ranks = (0..raw.ranks.get())
+        .map(|rank| {
+            Ok(Rank {
+                events: of_rank(&raw.events, "events", rank)?,
+                replay: of_rank(&raw.replay, "replay", rank)?,
+            })
+        })
+        .collect::<Result<_, ConfigError>>()?;
+    Ok(Replica { server: raw.server.into_inner(), http: raw.http, ranks })
+}
+
+fn unique<'a>(seen: &mut HashSet<&'a str>, name: &'a Spanned<String>) -> Result<(), String> {
+    let name = name.get_ref().as_str();
+    if name.is_empty() {
+        return Err("a name must not be empty".to_owned());
+    }
+    if !seen.insert(name) {
+        return Err(format!("`{name}` is named twice"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

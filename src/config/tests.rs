@@ -1,0 +1,89 @@
+use super::*;
+
+const MINIMAL: &str = r#"
+spop.listen = "127.0.0.1:9101"
+admin.listen = "127.0.0.1:9102"
+log.listen = "127.0.0.1:9103"
+[[pool]]
+backend = "be_llm"
+model_dir = "path/to/model"
+[[pool.replica]]
+server = "s1"
+http = "127.0.0.1:8101"
+events = "tcp://127.0.0.1:5557"
+replay = "tcp://127.0.0.1:6557"
+"#;
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, Path::new("/etc/kvspoa/kvspoa.toml"), &Overrides::default())
+        .map_err(|e| e.to_string())
+}
+
+#[test]
+fn the_static_shape_is_read() {
+    let config = parse(MINIMAL).expect("valid");
+    let pool = &config.pools[0];
+    assert_eq!(pool.backend, "be_llm");
+    assert_eq!(pool.model_dir.as_deref(), Some(Path::new("/etc/kvspoa/path/to/model")));
+    let replica = &pool.replicas[0];
+    assert_eq!(replica.server, "s1");
+    assert_eq!(replica.ranks.len(), 1);
+    assert_eq!(replica.ranks[0].events.as_ref().map(Endpoint::address), Some("tcp://127.0.0.1:5557"));
+}
+
+#[test]
+fn each_rank_has_its_own_ports() {
+    let text = MINIMAL.replace("http =", "ranks = 2\nhttp =");
+    let config = parse(&text).expect("valid");
+    let ports: Vec<_> = config.pools[0].replicas[0]
+        .ranks
+        .iter()
+        .map(|rank| rank.replay.as_ref().map(Endpoint::address).map(str::to_owned))
+        .collect();
+    assert_eq!(ports, [Some("tcp://127.0.0.1:6557".to_owned()), Some("tcp://127.0.0.1:6558".to_owned())]);
+}
+
+#[test]
+fn a_mistake_names_file_line_and_key_in_one_line() {
+    let cases = [
+        ("[[pool]]\nbackend = \"b\"\nmodel-dir = \"m\"\n", ":3: model-dir: ", "unknown field"),
+        ("[spop]\ndeadline = \"fast\"\n", ":2: deadline: ", "not a time"),
+        ("[spop]\nmax_in_flight = 0\n", ":2: max_in_flight: ", "nonzero"),
+        ("[index]\nmax_bytes = \"1 parsec\"\n", ":2: max_bytes: ", "not a size"),
+        ("admin.listen = \"nowhere\"\n", ":1: admin.listen: ", "host:port"),
+        ("[select]\npolicy = \"best\"\n", ":2: policy: ", "unknown variant"),
+        ("spop.listen = \n", ":1: spop.listen: ", ""),
+        ("[[pool]]\nbackend = \"b\"\n[[pool]]\nbackend = \"b\"\n", ":4: backend: ", "named twice"),
+        (
+            "[[pool]]\nbackend = \"b\"\n[[pool.replica]]\nserver = \"s\"\nevents = \"5557\"\n",
+            ":5: events: ",
+            "tcp://",
+        ),
+        (
+            "[[pool]]\nbackend = \"b\"\n[[pool.replica]]\nserver = \"s\"\nevents = \"tcp://*:5557\"\n",
+            ":5: events: ",
+            "wildcard",
+        ),
+        (
+            "[[pool]]\nbackend = \"b\"\n[[pool.replica]]\nserver = \"s\"\nreplay = \"tcp://h:1\"\n",
+            ":5: replay: ",
+            "needs `events`",
+        ),
+        ("[spop]\n", ":1: pool: ", "no [[pool]]"),
+    ];
+    for (text, place, why) in cases {
+        let error = parse(text).expect_err(text);
+        assert!(error.starts_with("/etc/kvspoa/kvspoa.toml:"), "{error}");
+        assert!(error.contains(place), "{text:?} gave {error}");
+        assert!(error.contains(why), "{text:?} gave {error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+}
+
+#[test]
+fn overrides_win_over_the_file() {
+    let overrides =
+        Overrides { admin_listen: Some("127.0.0.1:1".parse().expect("an address")), ..Overrides::default() };
+    let config = Config::parse(MINIMAL, Path::new("k.toml"), &overrides).expect("valid");
+    assert_eq!(config.admin_listen.as_str(), "127.0.0.1:1");
+}

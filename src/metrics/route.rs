@@ -1,0 +1,149 @@
+//! Decisions, what became of them, and the state of the pools.
+
+use super::FeedLabels;
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use std::time::Duration;
+
+/// Decisions.
+#[derive(Clone, Debug)]
+pub struct RouteMetrics {
+    /// Decisions, by how they ended; in the order of the reasons at registration.
+    pub decisions: Vec<Counter>,
+    /// Prompt tokens of scored requests.
+    pub prompt_tokens: Counter,
+    /// Prompt tokens that the chosen replica held.
+    pub matched_tokens: Counter,
+    /// Seconds from the frame's arrival to the answer.
+    pub seconds: Histogram,
+    /// Seconds of these for parsing, rendering and tokenizing, the wait for a thread included.
+    pub prompt_seconds: Histogram,
+    /// Seconds for hashing and look-up.
+    pub lookup_seconds: Histogram,
+    /// Seconds for scoring and booking.
+    pub choice_seconds: Histogram,
+}
+
+/// Upper bounds of the decision histograms, seconds: from a short prompt of a warm cache to HAProxy's time-out.
+pub(super) const SECONDS: &[f64] =
+    &[0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0];
+
+/// What every histogram of a stage of a decision is named with.
+pub(super) const DECISION_SECONDS: &str = "kvspoa_decision_seconds";
+pub(super) const STAGE_SECONDS: &str = "kvspoa_decision_stage_seconds";
+
+impl RouteMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register(reasons: &[&'static str]) -> Self {
+        let stage = |name: &'static str| histogram!(STAGE_SECONDS, "stage" => name);
+        Self {
+            decisions: reasons
+                .iter()
+                .map(|reason| counter!("kvspoa_decisions_total", "reason" => *reason))
+                .collect(),
+            prompt_tokens: counter!("kvspoa_prompt_tokens_total"),
+            matched_tokens: counter!("kvspoa_matched_tokens_total"),
+            seconds: histogram!(DECISION_SECONDS),
+            prompt_seconds: stage("prompt"),
+            lookup_seconds: stage("lookup"),
+            choice_seconds: stage("choice"),
+        }
+    }
+
+    /// Records the times of a decision that was made.
+    pub fn times(&self, total: Duration, prompt: Duration, lookup: Duration, choice: Duration) {
+        self.seconds.record(total);
+        self.prompt_seconds.record(prompt);
+        self.lookup_seconds.record(lookup);
+        self.choice_seconds.record(choice);
+    }
+}
+
+/// What HAProxy's log lines said about our decisions.
+#[derive(Clone, Debug)]
+pub struct SettleMetrics {
+    /// Bookings ended by a line.
+    pub settled: Counter,
+    /// Ends of requests that were not booked, such as those that HAProxy balanced itself.
+    pub without_booking: Counter,
+    /// Requests that HAProxy sent elsewhere than we said.
+    pub elsewhere: Counter,
+    /// Requests whose exchange with us failed, as HAProxy saw it.
+    pub spoe_errors: Counter,
+    /// Requests about which HAProxy did not ask; in the order of the reasons at registration.
+    pub skipped: Vec<Counter>,
+    /// Lines of pools that are not configured.
+    pub unknown_pool: Counter,
+}
+
+impl SettleMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register(skips: &[&'static str]) -> Self {
+        Self {
+            settled: counter!("kvspoa_bookings_settled_total"),
+            without_booking: counter!("kvspoa_ends_without_booking_total"),
+            elsewhere: counter!("kvspoa_served_elsewhere_total"),
+            spoe_errors: counter!("kvspoa_haproxy_spoe_errors_total"),
+            skipped: skips.iter().map(|skip| counter!("kvspoa_not_asked_total", "reason" => *skip)).collect(),
+            unknown_pool: counter!("kvspoa_ends_of_unknown_pools_total"),
+        }
+    }
+}
+
+/// The state of one pool, brought up to date when it is read.
+#[derive(Clone, Debug)]
+pub struct PoolMetrics {
+    /// Bytes of the pool's index.
+    pub index_bytes: Gauge,
+    /// Bookings that outlived their lease.
+    pub expired: Counter,
+    /// Choices that were not booked because too many bookings were there.
+    pub not_booked: Counter,
+    /// The ranks, by their place in the pool.
+    pub ranks: Vec<RankMetrics>,
+}
+
+/// The state of one rank.
+#[derive(Clone, Debug)]
+pub struct RankMetrics {
+    /// Booked requests.
+    pub requests: Gauge,
+    /// Booked prompt tokens whose prefill is not done.
+    pub prefill_tokens: Gauge,
+    /// Distinct blocks of the booked prompts.
+    pub booked_blocks: Gauge,
+    /// Blocks known to be held, by tier: GPU, CPU, disk.
+    pub blocks: [Gauge; 3],
+}
+
+impl PoolMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register(pool: &str, ranks: &[FeedLabels]) -> Self {
+        Self {
+            index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
+            expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
+            not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),
+            ranks: ranks.iter().map(RankMetrics::register).collect(),
+        }
+    }
+}
+
+impl RankMetrics {
+    fn register(rank: &FeedLabels) -> Self {
+        let labels =
+            [("pool", rank.pool.clone()), ("server", rank.server.clone()), ("rank", rank.rank.to_string())];
+        let blocks = |tier: &str| {
+            let mut labels = labels.to_vec();
+            labels.push(("tier", tier.to_owned()));
+            gauge!("kvspoa_index_blocks", &labels)
+        };
+        Self {
+            requests: gauge!("kvspoa_requests", &labels),
+            prefill_tokens: gauge!("kvspoa_prefill_tokens", &labels),
+            booked_blocks: gauge!("kvspoa_booked_blocks", &labels),
+            blocks: ["gpu", "cpu", "disk"].map(blocks),
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What the pool's caches hold of one prompt, and under which circumstances that was read.
+
+use super::Pool;
+use crate::{
+    events::FeedState,
+    index::Overlaps,
+    select::{Candidate, PromptBlocks},
+    units::{RankId, SequenceHash, TokenId},
+};
+use std::sync::Arc;
+
+/// Blocks of a rank that has told nothing of its own yet: vLLM's default on GPUs. It only rounds.
+const USUAL_BLOCK_TOKENS: u32 = 16;
+
+/// One prompt looked up in all caches of a pool.
+#[derive(Debug)]
+pub struct Lookup {
+    /// The prompt by its sequence hashes.
+    pub prompt: Arc<PromptBlocks>,
+    /// Every rank with what it holds.
+    pub candidates: Vec<Candidate>,
+    /// Every rank's stream at that moment, in the same order.
+    pub streams: Vec<Stream>,
+}
+
+/// One rank's stream of KV events as a look-up saw it.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream {
+    /// Which rank.
+    pub rank: RankId,
+    /// `None`: the rank publishes no events.
+    pub state: Option<FeedState>,
+    /// The last batch applied.
+    pub applied_seq: Option<u64>,
+    /// Tokens per block, once a block was stored.
+    pub block_tokens: Option<u32>,
+}
+
+impl Stream {
+    /// Why the state is not exact, where the stream itself knows.
+    #[must_use]
+    pub const fn degraded(&self) -> Option<&'static str> {
+        match self.state {
+            Some(FeedState::Degraded(reason)) => Some(reason.as_str()),
+            _ => None,
+        }
+    }
+
+    /// Whether the rank's known blocks may be counted on.
+    const fn is_trusted(&self) -> bool {
+        matches!(self.state, Some(FeedState::Exact | FeedState::Degraded(_)))
+    }
+}
+
+impl Pool {
+    /// Looks up a prompt. `prompt_tokens` is its length, estimated where `tokens` is `None`.
+    #[must_use]
+    pub fn lookup(&self, tokens: Option<&[TokenId]>, root: SequenceHash, prompt_tokens: u32) -> Lookup {
+        let streams = self.streams();
+        let mut sizes: Vec<u32> =
+            streams.iter().filter(|s| s.is_trusted()).filter_map(|s| s.block_tokens).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        // Hashed before the lock is taken: the longest part of a look-up.
+        let sequences: Vec<(u32, Vec<SequenceHash>)> = sizes
+            .iter()
+            .filter_map(|size| tokens.map(|tokens| (*size, self.key.sequence(root, tokens, *size))))
+            .collect();
+        let mut candidates: Vec<Candidate> = streams
+            .iter()
+            .map(|stream| Candidate {
+                trusted: stream.is_trusted(),
+                ..Candidate::idle(stream.rank, stream.block_tokens.unwrap_or(USUAL_BLOCK_TOKENS))
+            })
+            .collect();
+        let mut overlaps = Overlaps::default();
+        for (size, hashes) in &sequences {
+            self.caches.read().index.find(hashes, &mut overlaps);
+            for (candidate, stream) in candidates.iter_mut().zip(&streams) {
+                if stream.block_tokens != Some(*size) {
+                    continue;
+                }
+                let overlap = overlaps.get(candidate.rank);
+                candidate.gpu_blocks = overlap.gpu_blocks;
+                candidate.cpu_blocks = overlap.cpu_blocks;
+                candidate.disk_blocks = overlap.disk_blocks;
+            }
+        }
+        Lookup { prompt: Arc::new(PromptBlocks::new(prompt_tokens, sequences)), candidates, streams }
+    }
+
+    /// The state of every rank's stream.
+    #[must_use]
+    pub fn streams(&self) -> Vec<Stream> {
+        let caches = self.caches.read();
+        self.rank_ids()
+            .zip(&caches.feeds)
+            .map(|(rank, feed)| Stream {
+                rank,
+                state: feed.configured.then_some(feed.state),
+                applied_seq: feed.applied_seq,
+                block_tokens: feed.block_tokens,
+            })
+            .collect()
+    }
+}

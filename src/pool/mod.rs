@@ -1,0 +1,143 @@
+//! A pool at work: its model, its ranks, what their caches hold and what is booked on them.
+//!
+//! Two locks, never nested the other way round: `scheduler` may be held while `caches` is read. Neither is held
+//! across an await, and writers of `caches` hold it for a bounded number of events.
+
+mod lookup;
+mod sink;
+mod view;
+
+pub use lookup::{Lookup, Stream};
+pub use sink::{EventSink, FeedKey};
+pub use view::{CacheView, Feed};
+
+use crate::{
+    config,
+    hash::HashKey,
+    index::{Index, IndexConfig},
+    metrics::FeedLabels,
+    prompt::{Model, ModelError},
+    select::Scheduler,
+    units::{RankId, SequenceHash, Tier},
+};
+use parking_lot::{Mutex, RwLock};
+use std::{sync::Arc, time::Instant};
+
+/// One pool: an HAProxy backend that serves one base model.
+#[derive(Debug)]
+pub struct Pool {
+    /// The HAProxy backend's name.
+    pub backend: String,
+    /// Renders and tokenizes as the pool's engines do.
+    pub model: Model,
+    /// The key of the process's block hashes.
+    pub key: HashKey,
+    /// The LoRA adapters that are asked for by name, as a model.
+    pub adapters: Vec<String>,
+    /// The ranks, by [`RankId`].
+    pub ranks: Vec<Rank>,
+    /// What the ranks' caches hold, as far as their events tell.
+    pub caches: RwLock<CacheView>,
+    /// Loads and bookings.
+    pub scheduler: Mutex<Scheduler>,
+}
+
+/// One rank as HAProxy and the engine know it.
+#[derive(Clone, Debug)]
+pub struct Rank {
+    /// The HAProxy server's name.
+    pub server: Arc<str>,
+    /// The data-parallel rank within the replica.
+    pub rank: u16,
+    /// Whether the replica has more than one rank, so that the request must name one.
+    pub ranked: bool,
+    /// Where the rank's events come from.
+    pub feed: config::Rank,
+}
+
+impl Pool {
+    /// Loads the model and prepares an empty index for every rank.
+    ///
+    /// # Errors
+    /// The model directory can't be used.
+    pub fn new(
+        pool: &config::Pool,
+        key: &HashKey,
+        index_max_bytes: usize,
+        mut scheduler: Scheduler,
+    ) -> Result<Self, ModelError> {
+        let model = match &pool.model_dir {
+            Some(dir) => Model::load(dir)?,
+            None => Model::embedded()?,
+        };
+        let ranks: Vec<Rank> = pool
+            .replicas
+            .iter()
+            .flat_map(|replica| {
+                let server: Arc<str> = replica.server.as_str().into();
+                replica.ranks.iter().zip(0u16..).map(move |(feed, rank)| Rank {
+                    server: Arc::clone(&server),
+                    rank,
+                    ranked: replica.ranks.len() > 1,
+                    feed: feed.clone(),
+                })
+            })
+            .collect();
+        let mut index =
+            Index::new(key.clone(), IndexConfig { max_bytes: index_max_bytes, ..IndexConfig::default() });
+        let rank_ids: Vec<RankId> = ids(&ranks).collect();
+        for id in &rank_ids {
+            index.add_rank(*id);
+        }
+        scheduler.set_ranks(&rank_ids, Instant::now());
+        let caches = RwLock::new(CacheView::new(index, &ranks));
+        Ok(Self {
+            backend: pool.backend.clone(),
+            model,
+            adapters: pool.adapters.clone(),
+            key: key.clone(),
+            ranks,
+            caches,
+            scheduler: Mutex::new(scheduler),
+        })
+    }
+
+    /// All rank ids.
+    pub fn rank_ids(&self) -> impl Iterator<Item = RankId> {
+        ids(&self.ranks)
+    }
+
+    /// Where the chain of a prompt starts: the caches of each LoRA adapter and of each salt are apart.
+    #[must_use]
+    pub fn root(&self, model: Option<&str>, cache_salt: Option<&str>) -> SequenceHash {
+        let adapter = model.filter(|model| self.adapters.iter().any(|adapter| adapter == model));
+        self.key.root(adapter, cache_salt)
+    }
+
+    /// The ranks as metrics name them.
+    #[must_use]
+    pub fn labels(&self) -> Vec<FeedLabels> {
+        let label = |rank: &Rank| FeedLabels {
+            pool: self.backend.clone(),
+            server: rank.server.to_string(),
+            rank: rank.rank,
+        };
+        self.ranks.iter().map(label).collect()
+    }
+
+    /// Blocks that the rank is known to hold in its GPU cache.
+    #[must_use]
+    pub fn gpu_blocks(&self, rank: RankId) -> u64 {
+        self.caches.read().index.rank_stats(rank).unwrap_or_default().blocks_in(Tier::Gpu)
+    }
+
+    /// The first rank of the server of this name.
+    #[must_use]
+    pub fn rank_of_server(&self, server: &str) -> Option<RankId> {
+        self.rank_ids().find(|id| &*self.ranks[id.index()].server == server)
+    }
+}
+
+fn ids(ranks: &[Rank]) -> impl Iterator<Item = RankId> + use<> {
+    (0..ranks.len()).map(|at| RankId(at as u16))
+}

@@ -1,0 +1,179 @@
+//! The decision record: the one truth about one request, from which the answer to HAProxy, the metrics, the log line
+//! and `/explain` are made.
+
+use super::Reason;
+use crate::{
+    events::FeedState,
+    pool::{Pool, Rank, Stream},
+    select::Choice,
+    spop::{Actions, Scope},
+    units::{RankId, TokenId},
+};
+use serde::Serialize;
+use std::{sync::Arc, time::Duration};
+
+/// How far a decision rests on the engine's own truth.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Tokens and all caches are known exactly.
+    Exact,
+    /// The tokens are known, but not every replica's cache is known exactly.
+    Degraded,
+    /// Neither tokens nor caches helped.
+    LoadOnly,
+}
+
+impl State {
+    /// The stable name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Degraded => "degraded",
+            Self::LoadOnly => "load_only",
+        }
+    }
+
+    fn of(tokens_known: bool, streams: &[Stream]) -> Self {
+        if !tokens_known || streams.iter().all(|stream| stream.state.is_none()) {
+            Self::LoadOnly
+        } else if streams.iter().all(|stream| stream.state == Some(FeedState::Exact)) {
+            Self::Exact
+        } else {
+            Self::Degraded
+        }
+    }
+}
+
+/// The time that each stage of a decision took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stages {
+    /// Parsing, rendering and tokenizing, with the wait for a thread.
+    pub prompt: Duration,
+    /// Hashing the tokens and looking them up.
+    pub lookup: Duration,
+    /// Scoring and booking.
+    pub choice: Duration,
+    /// From the frame's arrival to the answer.
+    pub total: Duration,
+}
+
+/// All that was known and decided about one request.
+#[derive(Debug)]
+pub struct Decision {
+    /// How it ended.
+    pub reason: Reason,
+    /// What it rests on.
+    pub state: State,
+    /// The pool, where it is one of ours.
+    pub pool: Option<Arc<Pool>>,
+    /// The prompt's tokens, where they are known.
+    pub tokens: Option<Vec<TokenId>>,
+    /// The candidates as they were scored; `None`: it did not come to that.
+    pub choice: Option<Choice>,
+    /// The rank chosen.
+    pub chosen: Option<Chosen>,
+    /// Each candidate's stream at that moment.
+    pub streams: Vec<Stream>,
+    /// Times.
+    pub stages: Stages,
+}
+
+/// The rank chosen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Chosen {
+    /// Which.
+    pub rank: RankId,
+    /// Prompt tokens that its cache holds, on any tier, confirmed by its events.
+    pub matched_tokens: u32,
+    /// Its stream's state; `None`: it has none.
+    pub state: Option<FeedState>,
+}
+
+impl Decision {
+    /// A decision not to have an opinion.
+    #[must_use]
+    pub fn none(reason: Reason, pool: Option<Arc<Pool>>) -> Self {
+        Self {
+            reason,
+            state: State::LoadOnly,
+            pool,
+            tokens: None,
+            choice: None,
+            chosen: None,
+            streams: Vec::new(),
+            stages: Stages::default(),
+        }
+    }
+
+    /// The record of a choice. `tokens` are the prompt's, or why there are none.
+    #[must_use]
+    pub fn chosen(
+        pool: &Arc<Pool>,
+        tokens: Result<Vec<TokenId>, Reason>,
+        choice: Choice,
+        streams: Vec<Stream>,
+    ) -> Self {
+        let chosen = choice.chosen().map(|terms| Chosen {
+            rank: terms.rank,
+            matched_tokens: terms.confirmed.tokens(),
+            state: streams.iter().find(|stream| stream.rank == terms.rank).and_then(|stream| stream.state),
+        });
+        let reason = match (&tokens, chosen) {
+            (_, None) => Reason::NoReplica,
+            (Err(reason), _) => *reason,
+            (Ok(_), Some(Chosen { matched_tokens: 0, .. })) => Reason::NoOverlap,
+            (Ok(_), Some(_)) => Reason::Overlap,
+        };
+        Self {
+            reason,
+            state: State::of(tokens.is_ok(), &streams),
+            pool: Some(Arc::clone(pool)),
+            tokens: tokens.ok(),
+            choice: Some(choice),
+            chosen,
+            streams,
+            stages: Stages::default(),
+        }
+    }
+
+    /// The rank chosen, by the names that HAProxy and the engine know.
+    #[must_use]
+    pub fn target(&self) -> Option<&Rank> {
+        self.pool.as_ref()?.ranks.get(self.chosen?.rank.index())
+    }
+
+    /// What HAProxy is told: variables of the transaction, under the names of `haproxy/kvspoa.spoe.conf`. Without a
+    /// choice there are none, which HAProxy takes as "no opinion".
+    #[must_use]
+    pub fn actions(&self) -> Actions {
+        let mut actions = Actions::default();
+        let (Some(chosen), Some(target)) = (self.chosen, self.target()) else { return actions };
+        actions.set_var(Scope::Transaction, "server", &*target.server);
+        if target.ranked {
+            actions.set_var(Scope::Transaction, "dp_rank", u32::from(target.rank));
+        }
+        actions.set_var(Scope::Transaction, "match", chosen.matched_tokens);
+        actions.set_var(Scope::Transaction, "reason", self.reason.as_str());
+        actions.set_var(Scope::Transaction, "state", self.state.as_str());
+        actions
+    }
+
+    /// Logs the record at level debug; never the prompt.
+    pub fn log(&self) {
+        tracing::debug!(
+            pool = self.pool.as_ref().map(|pool| pool.backend.as_str()),
+            server = self.target().map(|target| &*target.server),
+            reason = self.reason.as_str(),
+            state = self.state.as_str(),
+            prompt_tokens = self.tokens.as_ref().map(Vec::len),
+            matched_tokens = self.chosen.map(|chosen| chosen.matched_tokens),
+            prompt_us = self.stages.prompt.as_micros() as u64,
+            lookup_us = self.stages.lookup.as_micros() as u64,
+            choice_us = self.stages.choice.as_micros() as u64,
+            total_us = self.stages.total.as_micros() as u64,
+            "decided"
+        );
+    }
+}

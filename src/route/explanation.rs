@@ -1,0 +1,147 @@
+//! The decision record as `/explain` shows it. The names are a contract; more may be added.
+
+use super::{Decision, State};
+use crate::{
+    events::FeedState,
+    pool::{Rank, Stream},
+    select::Terms,
+};
+use serde::Serialize;
+
+/// Where a request would go, and why.
+#[derive(Debug, Serialize)]
+pub struct Explanation {
+    /// Tokens of the prompt as the engine counts them; null where they are not known.
+    prompt_tokens: Option<usize>,
+    /// Tokens per block on the chosen replica.
+    block_size: Option<u32>,
+    /// exact, degraded or load_only.
+    state: State,
+    /// How the decision ended (`route/reason.rs`).
+    reason: &'static str,
+    /// What told the candidates apart (`select::Reason`).
+    decided_by: Option<&'static str>,
+    /// The HAProxy server; null where HAProxy would choose.
+    chosen: Option<String>,
+    /// Its data-parallel rank.
+    rank: Option<u16>,
+    /// Prompt tokens in its cache, all tiers, confirmed by its events.
+    matched_tokens: Option<u32>,
+    /// Every candidate as it was scored.
+    replicas: Vec<ReplicaExplanation>,
+    /// Microseconds per stage.
+    micros: Micros,
+    /// The prompt's token ids, where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Micros {
+    /// Parsing, rendering and tokenizing.
+    prompt: u64,
+    /// Hashing and index.
+    lookup: u64,
+    /// Scoring.
+    choice: u64,
+}
+
+/// One candidate as it was scored.
+#[derive(Debug, Serialize)]
+struct ReplicaExplanation {
+    server: String,
+    rank: u16,
+    /// The state of its stream of KV events; `load_only` where it has none.
+    state: &'static str,
+    /// Why it is not exact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state_reason: Option<&'static str>,
+    /// Prompt tokens in its GPU cache, confirmed by its events.
+    gpu_tokens: u32,
+    /// Prompt tokens that continue them in host memory.
+    cpu_tokens: u32,
+    /// Prompt tokens that continue those on disk.
+    disk_tokens: u32,
+    /// Prompt tokens beyond these that count as present because a booked request brings them.
+    booked_tokens: u32,
+    /// The last batch of events applied.
+    applied_seq: Option<u64>,
+    /// Booked prompt tokens whose prefill is not done.
+    prefill_tokens: u64,
+    /// Blocks of the running requests' prompts.
+    decode_blocks: usize,
+    /// Booked requests.
+    requests: u32,
+    /// Prompt tokens that it would have to compute.
+    uncached_tokens: u32,
+    /// What one of these costs.
+    own_weight: f64,
+    /// The cost; the least wins.
+    cost: f64,
+    /// Whether its cost is within the band of ties.
+    tied: bool,
+}
+
+impl Decision {
+    /// The record for a person.
+    #[must_use]
+    pub fn explanation(&self, with_token_ids: bool) -> Explanation {
+        let terms = self.choice.as_ref().map_or(&[][..], |choice| &choice.terms);
+        let of_rank = |terms: &Terms| {
+            let rank = self.pool.as_ref()?.ranks.get(terms.rank.index())?;
+            Some((rank, self.streams.iter().find(|stream| stream.rank == terms.rank)))
+        };
+        let replicas = terms
+            .iter()
+            .filter_map(|terms| {
+                of_rank(terms).map(|(rank, stream)| ReplicaExplanation::new(rank, terms, stream))
+            })
+            .collect();
+        let mut known =
+            self.streams.iter().filter_map(|stream| stream.block_tokens.map(|size| (stream.rank, size)));
+        let chosen_size =
+            known.clone().find(|(rank, _)| self.chosen.is_some_and(|chosen| chosen.rank == *rank));
+        let ids = |tokens: &Vec<_>| tokens.iter().map(|token: &crate::units::TokenId| token.0).collect();
+        Explanation {
+            prompt_tokens: self.tokens.as_ref().map(Vec::len),
+            block_size: chosen_size.or_else(|| known.next()).map(|(_, size)| size),
+            state: self.state,
+            reason: self.reason.as_str(),
+            decided_by: self.choice.as_ref().map(|choice| choice.reason.as_str()),
+            chosen: self.target().map(|target| target.server.to_string()),
+            rank: self.target().map(|target| target.rank),
+            matched_tokens: self.chosen.map(|chosen| chosen.matched_tokens),
+            replicas,
+            micros: Micros {
+                prompt: self.stages.prompt.as_micros() as u64,
+                lookup: self.stages.lookup.as_micros() as u64,
+                choice: self.stages.choice.as_micros() as u64,
+            },
+            token_ids: self.tokens.as_ref().filter(|_| with_token_ids).map(ids),
+        }
+    }
+}
+
+impl ReplicaExplanation {
+    fn new(rank: &Rank, terms: &Terms, stream: Option<&Stream>) -> Self {
+        let state = stream.and_then(|stream| stream.state);
+        Self {
+            server: rank.server.to_string(),
+            rank: rank.rank,
+            state: state.map_or("load_only", FeedState::as_str),
+            state_reason: stream.and_then(Stream::degraded),
+            gpu_tokens: terms.confirmed.gpu_tokens,
+            cpu_tokens: terms.confirmed.cpu_tokens,
+            disk_tokens: terms.confirmed.disk_tokens,
+            booked_tokens: terms.booked_tokens,
+            applied_seq: stream.and_then(|stream| stream.applied_seq),
+            prefill_tokens: terms.load.prefill_tokens,
+            decode_blocks: terms.load.booked_blocks,
+            requests: terms.load.requests,
+            uncached_tokens: terms.uncached_tokens,
+            own_weight: terms.own_weight,
+            cost: terms.cost,
+            tied: terms.tied,
+        }
+    }
+}

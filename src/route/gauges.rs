@@ -1,0 +1,33 @@
+//! Metrics of the pools that follow from their state, brought up to date when they are read.
+
+use super::Router;
+
+impl Router {
+    /// Sets every gauge that follows from a pool's state. Called before the metrics are rendered, so that nothing of it
+    /// is on the request path.
+    pub fn refresh_gauges(&self) {
+        for (pool, metrics) in &self.pools {
+            let (loads, counts) = {
+                let scheduler = pool.scheduler.lock();
+                (scheduler.loads().collect::<Vec<_>>(), scheduler.counts())
+            };
+            metrics.expired.absolute(counts.expired);
+            metrics.not_booked.absolute(counts.not_booked);
+            for (rank, load) in loads {
+                if let Some(gauges) = metrics.ranks.get(rank.index()) {
+                    gauges.requests.set(load.requests);
+                    gauges.prefill_tokens.set(load.prefill_tokens as f64);
+                    gauges.booked_blocks.set(load.booked_blocks as f64);
+                }
+            }
+            let caches = pool.caches.read();
+            metrics.index_bytes.set(caches.index.stats().bytes as f64);
+            for (rank, gauges) in pool.rank_ids().zip(&metrics.ranks) {
+                let stats = caches.index.rank_stats(rank).unwrap_or_default();
+                for (gauge, blocks) in gauges.blocks.iter().zip(stats.blocks) {
+                    gauge.set(blocks as f64);
+                }
+            }
+        }
+    }
+}

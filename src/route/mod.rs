@@ -1,0 +1,233 @@
+//! The pipeline of one request: what HAProxy asked → tokens → overlaps → choice → the answer.
+
+mod decision;
+mod explanation;
+mod gauges;
+mod readiness;
+mod reason;
+mod workers;
+
+pub use decision::{Chosen, Decision, Stages, State};
+pub use explanation::Explanation;
+pub use readiness::Readiness;
+pub use reason::{Outcome, Reason};
+pub use workers::{NotDone, Workers};
+
+use crate::{
+    metrics::{PoolMetrics, RouteMetrics},
+    pool::Pool,
+    request::{Endpoint, RoutingRequest, body},
+    select::Ask,
+    spop::{Actions, Handler},
+    units::{RequestId, TokenId},
+};
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Without tokens a prompt's length is guessed from its body: bytes of JSON per token of English or code.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// All pools and what is needed to decide.
+#[derive(Debug)]
+pub struct Router {
+    pools: Vec<(Arc<Pool>, PoolMetrics)>,
+    by_backend: HashMap<String, usize>,
+    workers: Workers,
+    inline_bytes: usize,
+    deadline: Duration,
+    metrics: RouteMetrics,
+}
+
+/// What [`Router::explain`] may add.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ExplainOptions {
+    /// The prompt's token ids.
+    pub token_ids: bool,
+}
+
+/// `/explain` was asked about a pool that is not configured.
+#[derive(Debug, thiserror::Error)]
+#[error("no pool named \"{0}\" is configured")]
+pub struct UnknownPool(String);
+
+/// A prompt as far as the choice needs it.
+struct Prompt {
+    tokens: Vec<TokenId>,
+    cache_salt: Option<String>,
+    model: Option<String>,
+}
+
+impl Router {
+    /// A router over these pools. `deadline` bounds the wait for a thread; the SPOP server bounds the whole.
+    #[must_use]
+    pub fn new(pools: &[Arc<Pool>], workers: Workers, inline_bytes: usize, deadline: Duration) -> Self {
+        let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        Self {
+            by_backend: pools.iter().zip(0..).map(|(pool, at)| (pool.backend.clone(), at)).collect(),
+            pools: pools
+                .iter()
+                .map(|pool| (Arc::clone(pool), PoolMetrics::register(&pool.backend, &pool.labels())))
+                .collect(),
+            workers,
+            inline_bytes,
+            deadline,
+            metrics: RouteMetrics::register(&reasons),
+        }
+    }
+
+    /// The pools, in the order of the configuration.
+    pub fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        self.pools.iter().map(|(pool, _)| pool)
+    }
+
+    fn pool(&self, backend: &str) -> Option<&Arc<Pool>> {
+        self.by_backend.get(backend).and_then(|at| self.pools.get(*at)).map(|(pool, _)| pool)
+    }
+
+    /// The pool, where there is only one.
+    #[must_use]
+    pub fn only_pool(&self) -> Option<&str> {
+        match &self.pools[..] {
+            [(pool, _)] => Some(&pool.backend),
+            _ => None,
+        }
+    }
+
+    /// Decides about a request and books the choice.
+    pub async fn decide(&self, request: RoutingRequest, received: Instant) -> Decision {
+        let mut decision = self.run(request, received, true).await;
+        decision.stages.total = received.elapsed();
+        self.observe(&decision);
+        decision.log();
+        decision
+    }
+
+    /// Decides without booking.
+    ///
+    /// # Errors
+    /// The pool is not configured.
+    pub async fn explain(
+        &self,
+        request: RoutingRequest,
+        options: ExplainOptions,
+    ) -> Result<Explanation, UnknownPool> {
+        if self.pool(&request.pool).is_none() {
+            return Err(UnknownPool(request.pool));
+        }
+        Ok(self.run(request, Instant::now(), false).await.explanation(options.token_ids))
+    }
+
+    async fn run(&self, request: RoutingRequest, received: Instant, book: bool) -> Decision {
+        let Some(pool) = self.pool(&request.pool) else {
+            return Decision::none(Reason::UnknownPool, None);
+        };
+        if request.method != "POST" {
+            return Decision::none(Reason::NotPost, Some(Arc::clone(pool)));
+        }
+        let prompt = self.prompt(pool, &request, received + self.deadline).await;
+        let prompted = Instant::now();
+        let mut decision = match prompt {
+            Ok(prompt) => choose(pool, &request, Ok(prompt), book),
+            Err(reason) if reason.outcome() == Outcome::LoadOnly => choose(pool, &request, Err(reason), book),
+            Err(reason) => Decision::none(reason, Some(Arc::clone(pool))),
+        };
+        decision.stages.prompt = prompted - received;
+        decision
+    }
+
+    fn observe(&self, decision: &Decision) {
+        if let Some(counter) = self.metrics.decisions.get(decision.reason.index()) {
+            counter.increment(1);
+        }
+        let (Some(tokens), Some(chosen)) = (&decision.tokens, decision.chosen) else { return };
+        self.metrics.prompt_tokens.increment(tokens.len() as u64);
+        self.metrics.matched_tokens.increment(u64::from(chosen.matched_tokens));
+        let Stages { prompt, lookup, choice, total } = decision.stages;
+        self.metrics.times(total, prompt, lookup, choice);
+    }
+
+    /// The prompt's tokens: here for a short body, on a thread of the pool for a long one.
+    async fn prompt(
+        &self,
+        pool: &Arc<Pool>,
+        request: &RoutingRequest,
+        deadline: Instant,
+    ) -> Result<Prompt, Reason> {
+        let endpoint = Endpoint::from_path(&request.path).ok_or(Reason::UnknownEndpoint)?;
+        if request.content_encoding.is_some() {
+            return Err(Reason::BodyCompressed);
+        }
+        if !request.complete {
+            return Err(Reason::BodyCut);
+        }
+        if request.body.len() <= self.inline_bytes {
+            return tokenize(pool, endpoint, &request.body);
+        }
+        let (pool, body) = (Arc::clone(pool), request.body.clone());
+        self.workers.run(deadline, move || tokenize(&pool, endpoint, &body)).await?
+    }
+}
+
+/// Answers HAProxy by the router's decisions.
+#[derive(Clone, Debug)]
+pub struct RouteHandler(pub Arc<Router>);
+
+impl Handler for RouteHandler {
+    async fn notify(&self, messages: Bytes, received: Instant) -> Actions {
+        match RoutingRequest::from_payload(&messages) {
+            Ok(request) => self.0.decide(request, received).await.actions(),
+            Err(error) => {
+                tracing::debug!(%error, "a NOTIFY is none of ours");
+                self.0.observe(&Decision::none(Reason::MessageMalformed, None));
+                Actions::default()
+            }
+        }
+    }
+}
+
+fn tokenize(pool: &Pool, endpoint: Endpoint, request_body: &[u8]) -> Result<Prompt, Reason> {
+    let ask = body::parse(endpoint, request_body)?;
+    let tokens = pool.model.tokens(&ask)?;
+    Ok(Prompt { tokens, cache_salt: ask.cache_salt, model: ask.model })
+}
+
+/// Looks the prompt up, scores all ranks and, with `book`, books the choice in the same critical section.
+fn choose(
+    pool: &Arc<Pool>,
+    request: &RoutingRequest,
+    prompt: Result<Prompt, Reason>,
+    book: bool,
+) -> Decision {
+    let started = Instant::now();
+    let (tokens, root, prompt_tokens) = match &prompt {
+        Ok(prompt) => {
+            let root = pool.root(prompt.model.as_deref(), prompt.cache_salt.as_deref());
+            (Some(&prompt.tokens[..]), root, prompt.tokens.len())
+        }
+        Err(_) => {
+            let body_bytes = request.content_length.map_or(request.body.len(), |n| n as usize);
+            (None, pool.key.plain_root(), body_bytes / BYTES_PER_TOKEN)
+        }
+    };
+    let found = pool.lookup(tokens, root, u32::try_from(prompt_tokens).unwrap_or(u32::MAX));
+    let looked_up = Instant::now();
+    // Without an id the end would never be told: then nothing is booked.
+    let book = book && request.id.is_some();
+    let ask = Ask { id: request.id.unwrap_or(RequestId(0)), prompt: found.prompt, session: request.session };
+    let choice = {
+        let mut scheduler = pool.scheduler.lock();
+        if book {
+            scheduler.book(&ask, &found.candidates, looked_up)
+        } else {
+            scheduler.choose(&ask, &found.candidates, looked_up)
+        }
+    };
+    let mut decision = Decision::chosen(pool, prompt.map(|prompt| prompt.tokens), choice, found.streams);
+    decision.stages.lookup = looked_up - started;
+    decision.stages.choice = looked_up.elapsed();
+    decision
+}

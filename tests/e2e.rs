@@ -1,0 +1,200 @@
+//! Real requests through a real HAProxy, end to end: each test runs with every HAProxy that is there.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use support::eventually;
+use support::haproxy::for_each_binary;
+use support::http::{self, Connection};
+use support::road::Road;
+
+const CHAT: &str = "/v1/chat/completions";
+const BLOCK: u64 = 16;
+
+fn field(value: &Value, pointer: &str) -> u64 {
+    value.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("{pointer} in {value}"))
+}
+
+fn replica<'a>(explanation: &'a Value, server: &str) -> &'a Value {
+    let replicas = explanation["replicas"].as_array().expect("a list");
+    replicas.iter().find(|replica| replica["server"] == server).expect("the server")
+}
+
+/// A user's message after which the whole prompt is, or is not, a whole number of blocks.
+fn message(road: &Road, messages: &[Value], whole_blocks: bool) -> Value {
+    let mut text = String::from("Tell me more about the ships in the harbour and the rain");
+    for filler in [" x", ",", " 7", "q"].iter().cycle() {
+        let message = json!({ "role": "user", "content": text });
+        let prompt: Vec<&Value> = messages.iter().chain([&message]).collect();
+        let explanation = road.agent.explain(CHAT, &json!({ "messages": prompt }));
+        if (field(&explanation, "/prompt_tokens") % BLOCK == 0) == whole_blocks {
+            return message;
+        }
+        text.push_str(filler);
+    }
+    unreachable!("the filler has no end")
+}
+
+#[test]
+fn ten_turns_of_a_chat_stay_with_the_replica_that_holds_the_prefix() {
+    for_each_binary(|haproxy| {
+        let road = Road::start(haproxy, 3, &[]);
+        let mut messages =
+            vec![json!({ "role": "system", "content": "You answer in short sentences. ".repeat(20) })];
+        let mut server = String::new();
+        for turn in 1..=10 {
+            messages.push(message(&road, &messages, turn % 2 == 0));
+            let body = json!({ "messages": messages, "max_tokens": 20 });
+            let before = road.agent.explain(CHAT, &body);
+            let answer = road.post(CHAT, &body);
+            assert_eq!(answer.status(), 200, "{}", answer.text());
+            let served = answer.header("x-served-by").expect("set by HAProxy").to_owned();
+            let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
+            let prompt_tokens = field(&json, "/usage/prompt_tokens");
+            let cached = json.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
+            assert_eq!(field(&before, "/prompt_tokens"), prompt_tokens, "turn {turn}");
+            assert_eq!(before["state"], "exact", "turn {turn}: {before}");
+            if turn > 1 {
+                assert_eq!(served, server, "turn {turn} left its prefix");
+                assert!(cached > Some(0), "turn {turn} has nothing cached");
+            }
+            let confirmed = field(replica(&before, &served), "/gpu_tokens");
+            assert_eq!(Some(confirmed), cached.or(Some(0)), "turn {turn}, {prompt_tokens} tokens");
+            server = served;
+            let completion_tokens = field(&json, "/usage/completion_tokens");
+            messages
+                .push(json!({ "role": "assistant", "content": json["choices"][0]["message"]["content"] }));
+            // The last token that was generated has not been computed, so it is in no block.
+            let stored = (prompt_tokens + completion_tokens - 1) / BLOCK * BLOCK;
+            eventually("the replica's events are applied", || {
+                let next: Vec<Value> = messages
+                    .iter()
+                    .cloned()
+                    .chain([json!({ "role": "user", "content": "And then? ".repeat(9) })])
+                    .collect();
+                let explanation = road.agent.explain(CHAT, &json!({ "messages": next }));
+                (field(replica(&explanation, &server), "/gpu_tokens") >= stored).then_some(())
+            });
+        }
+    });
+}
+
+fn assert_no_load(road: &Road) {
+    for gauge in ["kvspoa_requests", "kvspoa_prefill_tokens", "kvspoa_booked_blocks"] {
+        eventually(&format!("{gauge} is 0"), || (road.agent.metric(gauge) == 0.0).then_some(()));
+    }
+}
+
+fn stream_body(word: &str) -> Vec<u8> {
+    json!({ "messages": [{ "role": "user", "content": word.repeat(400) }], "max_tokens": 400, "stream": true })
+        .to_string()
+        .into_bytes()
+}
+
+#[test]
+fn the_load_is_gone_when_the_requests_are_also_after_clients_that_left() {
+    for_each_binary(|haproxy| {
+        let road = Road::start(haproxy, 2, &["--prefill-tokens-per-second", "2000"]);
+        for number in 0..20 {
+            // Leaves before the answer: its prompt takes a while.
+            let mut early = Connection::open(road.http);
+            let body = json!({ "messages": [{ "role": "user", "content": format!("{number} early ").repeat(900) }] });
+            early.send(&http::request("POST", CHAT, &[], body.to_string().as_bytes()));
+            // Leaves in the middle of a stream.
+            let mut late = Connection::open(road.http);
+            late.send(&http::request("POST", CHAT, &[], &stream_body(&format!("{number} late "))));
+            let head = late.read_head().expect("headers");
+            assert_eq!(head.status(), 200);
+            late.read_chunk().expect("a first piece");
+        }
+        let asked = road.agent.metric("kvspoa_spop_notify_total");
+        assert!(asked >= 40.0, "only {asked} of 40 requests were asked about");
+        assert_no_load(&road);
+        assert_eq!(road.agent.metric("kvspoa_bookings_expired_total"), 0.0);
+    });
+}
+
+#[test]
+fn killing_the_agent_under_load_costs_no_request_and_it_knows_the_caches_when_it_is_back() {
+    for_each_binary(|haproxy| {
+        let mut road = Road::start(haproxy, 3, &[]);
+        let (http, stop, sent) = (road.http, AtomicBool::new(false), AtomicUsize::new(0));
+        let bad: Vec<u16> = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..8)
+                .map(|client| {
+                    let (stop, sent) = (&stop, &sent);
+                    scope.spawn(move || {
+                        let mut bad = Vec::new();
+                        while !stop.load(Ordering::Relaxed) {
+                            let body =
+                                json!({ "prompt": format!("client {client} ").repeat(30), "max_tokens": 2 });
+                            let request =
+                                http::request("POST", "/v1/completions", &[], body.to_string().as_bytes());
+                            let status = http::send(http, &request).status();
+                            sent.fetch_add(1, Ordering::Relaxed);
+                            if status != 200 {
+                                bad.push(status);
+                            }
+                        }
+                        bad
+                    })
+                })
+                .collect();
+            let more = |count: usize| {
+                let target = sent.load(Ordering::Relaxed) + count;
+                eventually("requests go on", || (sent.load(Ordering::Relaxed) >= target).then_some(()));
+            };
+            more(100);
+            road.agent.kill();
+            more(100);
+            road.agent.restart();
+            more(100);
+            stop.store(true, Ordering::Relaxed);
+            clients.into_iter().flat_map(|client| client.join().expect("no panic")).collect()
+        });
+        assert!(bad.is_empty(), "{bad:?}");
+        road.haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        let body = json!({ "prompt": "client 3 ".repeat(30), "max_tokens": 2 });
+        let explanation = road.agent.explain("/v1/completions", &body);
+        assert_eq!(explanation["reason"], "overlap", "{explanation}");
+        let answer = road.post("/v1/completions", &body);
+        assert_eq!(answer.header("x-served-by"), explanation["chosen"].as_str());
+        assert_no_load(&road);
+    });
+}
+
+#[test]
+fn a_slow_upload_is_served_with_the_agent_and_without() {
+    for_each_binary(|haproxy| {
+        let mut road = Road::start(haproxy, 1, &[]);
+        let upload = |http| {
+            // 2 MiB at 1 Mbit/s; the prompt itself is short, so that the replica takes it.
+            let padding = "p".repeat(2 << 20);
+            let body = json!({ "prompt": "short", "max_tokens": 1, "metadata": padding }).to_string();
+            let request = http::request("POST", "/v1/completions", &[], body.as_bytes());
+            let mut connection = Connection::open(http);
+            for piece in request.chunks(12_500) {
+                connection.send(piece);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            connection.read().expect("an answer").status()
+        };
+        assert_eq!(upload(road.http), 200);
+        road.agent.kill();
+        road.haproxy.wait_for_server("kvspoa_agent", "agent", "DOWN");
+        assert_eq!(upload(road.http), 200);
+    });
+}
+
+#[test]
+fn the_agent_stops_on_sigterm_and_nothing_fails() {
+    for_each_binary(|haproxy| {
+        let mut road = Road::start(haproxy, 1, &[]);
+        let body = json!({ "prompt": "before", "max_tokens": 1 });
+        assert_eq!(road.post("/v1/completions", &body).status(), 200);
+        assert!(road.agent.terminate().success());
+        assert_eq!(road.post("/v1/completions", &body).status(), 200);
+    });
+}

@@ -1,0 +1,97 @@
+//! Modules import only downwards. The order here is the one that ARCHITECTURE.md explains.
+
+use std::{collections::HashMap, fs, path::Path};
+
+/// From the bottom up; what stands in one row may not import each other.
+const LAYERS: &[&[&str]] = &[
+    &["units"],
+    &["hash", "metrics"],
+    &["spop"],
+    &["events", "lifecycle", "request", "haproxy_config"],
+    &["config"],
+    &["prompt", "index"],
+    &["select"],
+    &["pool"],
+    &["route"],
+    &["admin", "client", "sim"],
+    &["agent"],
+    &["demo"],
+    &["cli"],
+];
+
+#[test]
+fn a_module_imports_only_from_lower_layers() {
+    let rank: HashMap<&str, usize> = LAYERS
+        .iter()
+        .enumerate()
+        .flat_map(|(rank, modules)| modules.iter().map(move |module| (*module, rank)))
+        .collect();
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut wrong = Vec::new();
+    let mut checked = 0;
+    for path in rust_files(&src) {
+        let relative = path.strip_prefix(&src).expect("below src");
+        let first = relative.iter().next().expect("a name").to_string_lossy();
+        let module = first.trim_end_matches(".rs");
+        if matches!(module, "lib" | "main") {
+            continue;
+        }
+        let own =
+            *rank.get(module).unwrap_or_else(|| panic!("{module} has no layer: add it to tests/layers.rs"));
+        let text = fs::read_to_string(&path).expect("readable source");
+        for imported in imports(&text) {
+            let Some(theirs) = rank.get(imported.as_str()) else { continue };
+            checked += 1;
+            if imported != module && *theirs >= own {
+                wrong.push(format!("{} imports {imported}", relative.display()));
+            }
+        }
+    }
+    assert!(checked > 20, "only {checked} imports were seen: the reader of `use` lines is broken");
+    assert!(wrong.is_empty(), "upward imports:\n{}", wrong.join("\n"));
+}
+
+/// The crate's modules that `text` names, by `crate::module` or in a `use crate::{module::…, module::…}` list.
+fn imports(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        match rest.strip_prefix('{') {
+            None => found.push(word(rest)),
+            Some(list) => {
+                let (mut depth, mut expect) = (0, true);
+                for (at, c) in list.char_indices() {
+                    match c {
+                        '{' => depth += 1,
+                        '}' if depth == 0 => break,
+                        '}' => depth -= 1,
+                        ',' if depth == 0 => expect = true,
+                        c if expect && !c.is_whitespace() => {
+                            found.push(word(&list[at..]));
+                            expect = false;
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+fn word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+fn rust_files(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            found.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}

@@ -1,0 +1,190 @@
+//! The whole road: simulated replicas, the agent as its own process, HAProxy with the lines of `haproxy/`.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use kvspoa::haproxy_config::Form;
+use kvspoa::sim::{Replica, ReplicaArgs};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::haproxy::{Binary, HaproxyProcess};
+use super::http::{self, Message};
+use super::site::{Forms, write};
+use super::{eventually, free_port};
+
+/// The backend, by which the agent knows its pool.
+pub(crate) const POOL: &str = "be_llm";
+
+/// Everything between a client and the replicas, running.
+pub(crate) struct Road {
+    /// Where clients connect.
+    pub(crate) http: SocketAddr,
+    pub(crate) agent: AgentProcess,
+    pub(crate) replicas: Vec<Replica>,
+    pub(crate) haproxy: HaproxyProcess,
+    pub(crate) runtime: Runtime,
+    _directory: TempDir,
+}
+
+impl Road {
+    /// Starts `count` replicas named `s1`, `s2` and so on, the agent and HAProxy; returns when the agent is ready and
+    /// HAProxy has seen it.
+    pub(crate) fn start(binary: &Binary, count: usize, replica: &[&str]) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let args = replica_args(replica);
+        let replicas: Vec<Replica> =
+            (0..count).map(|_| runtime.block_on(Replica::start(&args)).expect("a replica")).collect();
+        let directory = tempfile::tempdir().expect("a directory");
+        let agent = AgentProcess::start(directory.path(), &replicas);
+        let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let files = haproxy_files(directory.path(), address, &agent, &replicas);
+        let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+        let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
+        haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        Self { http: address, agent, replicas, haproxy, runtime, _directory: directory }
+    }
+
+    /// Sends a JSON body and reads the whole answer.
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Message {
+        http::send(self.http, &http::request("POST", path, &[], body.to_string().as_bytes()))
+    }
+}
+
+/// The replica's flags on top of ports that the system picks.
+fn replica_args(flags: &[&str]) -> ReplicaArgs {
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        replica: ReplicaArgs,
+    }
+    let fixed = [
+        "replica",
+        "--listen",
+        "127.0.0.1:0",
+        "--events",
+        "tcp://127.0.0.1:*",
+        "--replay",
+        "tcp://127.0.0.1:*",
+    ];
+    <Cli as clap::Parser>::parse_from(fixed.iter().chain(flags)).replica
+}
+
+fn haproxy_files(dir: &Path, http: SocketAddr, agent: &AgentProcess, replicas: &[Replica]) -> Vec<PathBuf> {
+    let forms = Forms::new(dir, agent.spop, agent.log, &[]);
+    let mut config = format!(
+        "global\n    maxconn 2000\n    tune.bufsize 1048576\ndefaults\n    mode http\n    timeout client 120s\n    \
+         timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
+         frontend fe\n    bind {http}\n{}    default_backend {POOL}\n\
+         backend {POOL}\n    balance leastconn\n    http-response set-header x-served-by %s\n{}",
+        forms.text(Form::Frontend),
+        forms.text(Form::Backend),
+    );
+    for (number, replica) in replicas.iter().enumerate() {
+        writeln!(config, "    server s{} {}", number + 1, replica.http_addr()).expect("a string");
+    }
+    vec![write(dir, "haproxy.cfg", &config), write(dir, "kvspoa-agent.cfg", &forms.text(Form::Agent))]
+}
+
+/// `kvspoa run` as a process of its own.
+pub(crate) struct AgentProcess {
+    pub(crate) spop: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) log: SocketAddr,
+    config: PathBuf,
+    child: Child,
+}
+
+impl AgentProcess {
+    fn start(dir: &Path, replicas: &[Replica]) -> Self {
+        let [spop, admin, log] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        let mut text = format!(
+            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\n[[pool]]\nbackend = \"{POOL}\"\n"
+        );
+        for (number, replica) in replicas.iter().enumerate() {
+            let rank = &replica.ranks()[0];
+            write!(
+                text,
+                "[[pool.replica]]\nserver = \"s{}\"\nhttp = \"{}\"\nevents = \"{}\"\nreplay = \"{}\"\n",
+                number + 1,
+                replica.http_addr(),
+                rank.events,
+                rank.replay
+            )
+            .expect("a string");
+        }
+        let config = write(dir, "kvspoa.toml", &text);
+        let child = spawn(&config);
+        let agent = Self { spop, admin, log, config, child };
+        agent.wait_until_ready();
+        agent
+    }
+
+    /// As `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("a process of ours");
+        self.child.wait().expect("it ends");
+    }
+
+    /// Starts it again with the same configuration.
+    pub(crate) fn restart(&mut self) {
+        self.child = spawn(&self.config);
+        self.wait_until_ready();
+    }
+
+    /// Ends it with SIGTERM and waits.
+    pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs").success());
+        self.child.wait().expect("it ends")
+    }
+
+    fn wait_until_ready(&self) {
+        eventually("the agent is ready", || {
+            std::net::TcpStream::connect(self.admin).ok()?;
+            (http::get(self.admin, "/readyz").status() == 200).then_some(())
+        });
+    }
+
+    /// `/explain` of a request body.
+    pub(crate) fn explain(&self, path: &str, body: &Value) -> Value {
+        let target = format!("/explain?pool={POOL}&path={path}&tokens=1");
+        let answer =
+            http::send(self.admin, &http::request("POST", &target, &[], body.to_string().as_bytes()));
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        serde_json::from_slice(&answer.body).expect("JSON")
+    }
+
+    /// The sum over all labels of a metric.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = http::get(self.admin, "/metrics").text();
+        let values: Vec<f64> = text
+            .lines()
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
+            .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+            .collect();
+        assert!(!values.is_empty(), "no metric {name} in:\n{text}");
+        values.iter().sum()
+    }
+}
+
+impl Drop for AgentProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(config: &Path) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+        .arg("run")
+        .arg("--config")
+        .arg(config)
+        .env("KVSPOA_LOG", "warn")
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("the agent starts")
+}
