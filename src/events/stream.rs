@@ -9,157 +9,13 @@
 //! that we followed; what comes after it fills the gap. A catch-up runs at connect, after a reconnect, at a gap, and
 //! once when the stream falls idle. Live batches wait meanwhile, in order.
 
+mod types;
+
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+pub use types::{Action, DegradedReason, FeedState, ResetReason, StreamLimits};
 use xxhash_rust::xxh3::xxh3_64;
-
-/// How well the rank's cache is known.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum FeedState {
-    /// The publisher has not been heard yet, or its history is being read.
-    Connecting,
-    /// All that the publisher ever said is applied.
-    Exact,
-    /// Some of it is missing for good: what is known may be wrong until the cache is reset.
-    Degraded(DegradedReason),
-    /// The connection was lost: what is known counts no more until the stream proves that the process is the same.
-    Suspended,
-}
-
-impl FeedState {
-    /// The state's name in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Connecting => "connecting",
-            Self::Exact => "exact",
-            Self::Degraded(_) => "degraded",
-            Self::Suspended => "suspended",
-        }
-    }
-}
-
-/// Why batches are missing for good.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum DegradedReason {
-    /// Batches were missed and there is no replay endpoint to ask.
-    NoReplay,
-    /// The publisher no longer has the batches (vLLM `buffer_steps`).
-    HistoryLost,
-    /// The replay endpoint does not answer.
-    ReplayTimeout,
-    /// The replay endpoint answers again and again without the batches that it must have.
-    ReplayIncomplete,
-    /// More live batches came during a replay than may wait.
-    HeldOverflow,
-    /// A batch, or an event that concerns us, could not be decoded.
-    Undecodable,
-}
-
-impl DegradedReason {
-    /// The reason's name in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NoReplay => "no_replay",
-            Self::HistoryLost => "history_lost",
-            Self::ReplayTimeout => "replay_timeout",
-            Self::ReplayIncomplete => "replay_incomplete",
-            Self::HeldOverflow => "held_overflow",
-            Self::Undecodable => "undecodable",
-        }
-    }
-}
-
-/// Why everything known of a rank must be forgotten.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ResetReason {
-    /// A sequence number came that is not above the last one: another process publishes.
-    SequenceWentBack,
-    /// The publisher has another batch under the number of the last one applied.
-    HistoryDiffers,
-    /// The publisher has not even the last batch applied: it has published nothing yet.
-    HistoryGone,
-    /// After a lost connection nothing proved that the process is the same.
-    Unproven,
-}
-
-impl ResetReason {
-    /// The reason's name in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::SequenceWentBack => "sequence_went_back",
-            Self::HistoryDiffers => "history_differs",
-            Self::HistoryGone => "history_gone",
-            Self::Unproven => "unproven",
-        }
-    }
-}
-
-/// What the owner of the stream must do, in this order.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action<P> {
-    /// Apply the batch to the index.
-    Apply {
-        /// Its sequence number.
-        seq: u64,
-        /// Its bytes.
-        payload: P,
-    },
-    /// Ask the replay endpoint for all batches from this one on, then call [`Stream::on_replay_sent`].
-    RequestReplay {
-        /// The first batch wanted.
-        from: u64,
-    },
-    /// Forget the request made last, sent or not; its further answers must not be delivered.
-    CancelReplay,
-    /// Forget all blocks of the rank, and what is known of its groups.
-    Reset(ResetReason),
-    /// The state is now another one.
-    State(FeedState),
-}
-
-/// The limits of one stream.
-#[derive(Clone, Copy, Debug)]
-pub struct StreamLimits {
-    /// Live batches that may wait for a replay. vLLM makes one a step, so the default is minutes of a busy engine.
-    pub held_batches: usize,
-    /// Their bytes. Default 64 MiB.
-    pub held_bytes: usize,
-    /// How long a replay may say nothing at first. vLLM looks for requests every 100 ms when idle, and between two
-    /// batches.
-    pub replay_silence: Duration,
-    /// How long it may say nothing after that. A router whose queue is full drops the end marker too.
-    pub replay_stall: Duration,
-    /// How long live batches wait for a catch-up altogether, from its first request on.
-    pub catch_up: Duration,
-    /// How many requests in a row may bring nothing before waiting live batches are let through.
-    pub barren_requests: u32,
-    /// The wait before a request is repeated; doubles with each that brought nothing, and varies by half.
-    pub backoff: Duration,
-    /// The longest such wait.
-    pub backoff_max: Duration,
-    /// How long a stream may be silent before it is asked for its last batches; varies up to twice that.
-    pub idle: Duration,
-}
-
-impl Default for StreamLimits {
-    fn default() -> Self {
-        Self {
-            held_batches: 8192,
-            held_bytes: 64 << 20,
-            replay_silence: Duration::from_secs(5),
-            replay_stall: Duration::from_secs(1),
-            catch_up: Duration::from_secs(60),
-            barren_requests: 3,
-            backoff: Duration::from_millis(100),
-            backoff_max: Duration::from_secs(10),
-            idle: Duration::from_secs(30),
-        }
-    }
-}
 
 /// One rank's stream. `P` is a batch's bytes, however the owner holds them.
 #[derive(Debug)]
@@ -287,10 +143,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// A batch came on the live connection.
     pub fn on_live(&mut self, seq: u64, payload: P, now: Instant, actions: &mut Vec<Action<P>>) {
         if !self.connected {
-            // Left over from the connection that was lost: still its process's, as long as it goes on in order.
-            if self.applied.is_some() && seq == self.next() {
-                self.apply(seq, payload, actions);
-            }
+            // Left over from the connection that was lost, whose process may never have been proven.
             return;
         }
         self.postpone_idle(now);
@@ -303,8 +156,11 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             self.cancel_catch_up(actions);
             self.phase = Phase::Following;
             self.apply(seq, payload, actions);
-        } else if self.catch_up.is_some() {
-            self.hold(seq, payload, actions);
+        } else if let Some(catch_up) = &self.catch_up {
+            // Until the first request is sent, whatever comes will be in its answer.
+            if catch_up.deadline.is_some() {
+                self.hold(seq, payload, actions);
+            }
         } else {
             self.follow(seq, payload, actions);
         }
@@ -346,11 +202,11 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             self.pause(new, DegradedReason::ReplayIncomplete, now, actions);
         } else {
             *new = true;
-            if seq > next {
+            if self.phase == Phase::Suspended {
+                self.forget(ResetReason::Unproven, actions);
+            }
+            if seq > self.next() {
                 // Nothing is dropped at the head of an answer: older batches are no longer there.
-                if self.phase == Phase::Suspended {
-                    self.forget(ResetReason::Unproven, actions);
-                }
                 self.degrade(DegradedReason::HistoryLost, seq);
             }
             self.apply(seq, payload, actions);
@@ -360,13 +216,13 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     }
 
     /// The answer to the request sent last is at its end. The end proves nothing by itself: an answer counts as whole
-    /// when it brings nothing new, or when the waiting live batches follow on it.
+    /// when it brings nothing new, or when the last live batch is the last one applied.
     pub fn on_replay_end(&mut self, now: Instant, actions: &mut Vec<Action<P>>) {
         let Some(CatchUp { step: Step::Answering { heard, new, .. }, .. }) = self.catch_up else { return };
         if !heard && self.applied.is_some() {
             self.reset(ResetReason::HistoryGone, actions);
             self.begin_catch_up(actions);
-        } else if self.drain_held(actions) && (!new || self.live_follows()) {
+        } else if self.drain_held(actions) && (self.live_follows() || !new && !self.live_is_ahead()) {
             self.catch_up = None;
             self.phase = Phase::Following;
         } else if new {
@@ -457,17 +313,23 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
         self.live_seq.is_some() && self.live_seq == self.applied_seq()
     }
 
+    fn live_is_ahead(&self) -> bool {
+        self.live_seq > self.applied_seq()
+    }
+
     fn apply(&mut self, seq: u64, payload: P, actions: &mut Vec<Action<P>>) {
         self.applied = Some(Applied::new(seq, &payload));
         actions.push(Action::Apply { seq, payload });
     }
 
+    /// Keeps a live batch until the catch-up has come to it. What cannot be kept is dropped: the publisher has it,
+    /// and is asked again as long as something is missing.
     fn hold(&mut self, seq: u64, payload: P, actions: &mut Vec<Action<P>>) {
         self.held_bytes += payload.len();
         self.held.push_back((seq, payload));
         let barren = self.catch_up.as_ref().map_or(0, |catch_up| catch_up.barren);
         if self.held.len() > self.limits.held_batches || self.held_bytes > self.limits.held_bytes {
-            self.give_up(DegradedReason::HeldOverflow, actions);
+            self.drop_held();
         } else if barren >= self.limits.barren_requests {
             self.give_up(DegradedReason::ReplayTimeout, actions);
         }
@@ -538,7 +400,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// Ends the catch-up without its goal and goes on with what is there.
     fn give_up(&mut self, reason: DegradedReason, actions: &mut Vec<Action<P>>) {
         self.cancel_catch_up(actions);
-        if self.phase == Phase::Suspended && self.held.front().is_some_and(|(seq, _)| *seq != self.next()) {
+        if self.phase == Phase::Suspended {
             self.forget(ResetReason::Unproven, actions);
         }
         self.phase = Phase::Following;
@@ -594,5 +456,7 @@ impl Applied {
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
 use super::*;
+use std::time::Duration;
 
 type Payload = Vec<u8>;
 type Actions = Vec<Action<Payload>>;
@@ -274,6 +275,19 @@ fn after_a_reconnect_an_empty_history_is_another_process() {
 }
 
 #[test]
+fn after_a_reconnect_a_history_that_begins_behind_the_last_batch_proves_nothing() {
+    for begin in [6, 9] {
+        let mut driven = Driven::following(true, 5);
+        driven.disconnect();
+        driven.connect();
+        let unproven = Action::Reset(ResetReason::Unproven);
+        assert_eq!(driven.replay(2, begin), [vec![unproven], apply(2, [begin]), vec![CONNECTING]].concat());
+        driven.end();
+        assert_eq!(driven.answer(2, [begin]), [degraded(DegradedReason::HistoryLost)]);
+    }
+}
+
+#[test]
 fn without_a_replay_endpoint_only_the_very_next_batch_ends_a_suspension() {
     let mut driven = Driven::following(false, 5);
     assert_eq!(driven.disconnect(), [SUSPENDED]);
@@ -293,13 +307,12 @@ fn without_a_replay_endpoint_only_the_very_next_batch_ends_a_suspension() {
 }
 
 #[test]
-fn batches_left_over_from_a_lost_connection_count_only_in_order() {
+fn batches_left_over_from_a_lost_connection_do_not_count() {
     let mut driven = Driven::following(true, 5);
     driven.disconnect();
-    assert_eq!(driven.live(1, 6), apply(1, [6]));
-    assert_eq!(driven.live(1, 9), []);
-    assert_eq!(driven.stream.state(), FeedState::Suspended);
-    assert_eq!(driven.connect(), [request(6)]);
+    assert_eq!(driven.live(1, 6), []);
+    assert_eq!(driven.connect(), [request(5)]);
+    assert!(driven.answer(1, [5, 6]).contains(&apply(1, [6])[0]));
 }
 
 #[test]
@@ -339,6 +352,21 @@ fn a_silent_replay_endpoint_is_asked_for_ever_while_nothing_waits() {
 }
 
 #[test]
+fn a_silent_replay_endpoint_after_a_reconnect_proves_nothing() {
+    let mut driven = Driven::following(true, 5);
+    driven.disconnect();
+    driven.connect();
+    driven.live(1, 6);
+    driven.wait(Duration::from_secs(5));
+    driven.wait(Duration::from_secs(1));
+    driven.wait(Duration::from_secs(5));
+    driven.wait(Duration::from_secs(1));
+    let unproven = vec![Action::CancelReplay, Action::Reset(ResetReason::Unproven)];
+    let timeout = degraded(DegradedReason::ReplayTimeout);
+    assert_eq!(driven.wait(Duration::from_secs(5)), [unproven, apply(1, [6]), vec![timeout]].concat());
+}
+
+#[test]
 fn a_replay_that_says_there_is_nothing_while_batches_wait_is_given_up() {
     let mut driven = Driven::following(true, 1);
     driven.live(1, 5);
@@ -367,19 +395,46 @@ fn a_replay_that_drips_is_given_up_when_its_time_is_over() {
 }
 
 #[test]
-fn more_waiting_batches_than_the_limit_end_the_replay() {
-    let limits = StreamLimits { held_batches: 3, ..StreamLimits::default() };
-    let mut driven = Driven::following(true, 1);
-    driven.stream.limits = limits;
-    for seq in 5..8 {
-        driven.live(1, seq);
+fn more_waiting_batches_than_the_limits_are_dropped_and_asked_for() {
+    for limits in [
+        StreamLimits { held_batches: 3, ..StreamLimits::default() },
+        StreamLimits { held_bytes: 30, ..StreamLimits::default() },
+    ] {
+        let mut driven = Driven::following(true, 1);
+        driven.stream.limits = limits;
+        (5..10).for_each(|seq| assert_eq!(driven.live(1, seq), if seq == 5 { vec![request(1)] } else { vec![] }));
+        assert_eq!(driven.stream.held_batches(), 1);
+        assert_eq!(driven.answer(1, 1..7), [apply(1, 2..7), vec![request(6)]].concat());
+        assert_eq!(driven.answer(1, 6..9), apply(1, 7..10));
+        assert_eq!(driven.stream.state(), FeedState::Exact);
     }
-    let overflow = degraded(DegradedReason::HeldOverflow);
-    assert_eq!(driven.live(1, 8), [vec![Action::CancelReplay], apply(1, 5..9), vec![overflow]].concat());
-    driven.stream.limits = StreamLimits { held_bytes: 20, ..StreamLimits::default() };
-    driven.live(1, 20);
-    driven.live(1, 21);
-    assert_eq!(driven.live(1, 22), [vec![Action::CancelReplay], apply(1, 20..23)].concat());
+}
+
+#[test]
+fn batches_that_come_while_a_request_waits_its_turn_are_not_kept() {
+    let mut stream = Stream::new(true, StreamLimits::default(), 1);
+    let (now, mut actions) = (Instant::now(), Vec::new());
+    stream.on_connect(now, &mut actions);
+    (7..10).for_each(|seq| stream.on_live(seq, batch(1, seq), now, &mut actions));
+    assert_eq!((&actions[..], stream.held_batches()), (&[request(0)][..], 0));
+    let mut driven = Driven { stream, now };
+    driven.stream.on_replay_sent(now);
+    assert_eq!(driven.answer(1, 0..9), [apply(1, 0..9), vec![request(8)]].concat());
+    assert_eq!(driven.answer(1, 8..10), [apply(1, [9]), vec![EXACT]].concat());
+}
+
+#[test]
+fn an_answer_that_ends_before_the_last_live_batch_is_not_whole() {
+    let mut stream = Stream::new(true, StreamLimits::default(), 1);
+    let (now, mut actions) = (Instant::now(), Vec::new());
+    stream.on_connect(now, &mut actions);
+    stream.on_live(3, batch(1, 3), now, &mut actions);
+    let mut driven = Driven { stream, now };
+    driven.stream.on_replay_sent(now);
+    driven.answer(1, 0..3);
+    assert_eq!(driven.answer(1, [2]), []);
+    assert_eq!(driven.stream.state(), FeedState::Connecting);
+    assert_eq!(driven.wait(Duration::from_secs(1)), [request(2)]);
 }
 
 #[test]
