@@ -208,13 +208,11 @@ impl<'a> Cursor<'a> {
         let mut rest = self.rest;
         for _ in 0..count {
             let token = match *rest {
-                [0xcd, a, b, ref tail @ ..] => {
-                    rest = tail;
-                    u32::from(u16::from_be_bytes([a, b]))
-                }
-                [0xce, a, b, c, d, ref tail @ ..] => {
-                    rest = tail;
-                    u32::from_be_bytes([a, b, c, d])
+                // Two or four bytes, without a branch that depends on which: vocabularies mix both at random.
+                [tag @ (0xcd | 0xce), a, b, c, d, ..] => {
+                    let wide = tag == 0xce;
+                    rest = rest.get(if wide { 5 } else { 3 }..).unwrap_or_default();
+                    u32::from_be_bytes([a, b, c, d]) >> if wide { 0 } else { 16 }
                 }
                 [tag @ 0x00..=0x7f, ref tail @ ..] => {
                     rest = tail;

@@ -11,12 +11,18 @@ type Payload = Vec<u8>;
 #[derive(Clone, Debug)]
 enum Happening {
     /// The process publishes; of each ten batches some are lost on the live connection.
-    Publish { batches: u64, lost_of_ten: u64 },
+    Publish {
+        batches: u64,
+        lost_of_ten: u64,
+    },
     /// Some of the live batches in transit arrive.
     LiveArrives(usize),
     /// The request is sent, if it was not, and the publisher answers it; what is at or behind `hole` (but for the head of the answer) is lost up to
     /// `whole_again`, and the end with it if that is beyond the answer.
-    Answer { hole: usize, whole_again: usize },
+    Answer {
+        hole: usize,
+        whole_again: usize,
+    },
     /// Some of the answer in transit arrives.
     AnswerArrives(usize),
     Disconnect,
@@ -171,9 +177,10 @@ impl World {
         if self.stream.state() != FeedState::Exact {
             return;
         }
-        let process = self.applied.first().map_or(self.process, |(_, bytes)| {
-            u64::from_be_bytes(bytes[..8].try_into().expect("a number"))
-        });
+        let process = self
+            .applied
+            .first()
+            .map_or(self.process, |(_, bytes)| u64::from_be_bytes(bytes[..8].try_into().expect("a number")));
         for (at, (seq, bytes)) in self.applied.iter().enumerate() {
             assert_eq!((*seq, bytes), (at as u64, &payload(process, at as u64)));
         }

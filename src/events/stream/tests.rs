@@ -126,7 +126,11 @@ fn live_batches_wait_for_the_history_and_follow_it() {
     assert_eq!(driven.live(1, 3), []);
     driven.replay(1, 1);
     assert_eq!(driven.live(1, 4), []);
-    assert_eq!(driven.answer(1, [2]), [apply(1, [2, 3, 4]), vec![EXACT]].concat());
+    assert_eq!(driven.live(1, 5), []);
+    driven.replay(1, 2);
+    driven.replay(1, 3);
+    assert_eq!(driven.stream.held_batches(), 2, "what the replay has brought waits no more");
+    assert_eq!(driven.end(), [apply(1, [4, 5]), vec![EXACT]].concat());
     assert_eq!(driven.stream.held_batches(), 0);
 }
 
@@ -402,7 +406,9 @@ fn more_waiting_batches_than_the_limits_are_dropped_and_asked_for() {
     ] {
         let mut driven = Driven::following(true, 1);
         driven.stream.limits = limits;
-        (5..10).for_each(|seq| assert_eq!(driven.live(1, seq), if seq == 5 { vec![request(1)] } else { vec![] }));
+        (5..10).for_each(|seq| {
+            assert_eq!(driven.live(1, seq), if seq == 5 { vec![request(1)] } else { vec![] })
+        });
         assert_eq!(driven.stream.held_batches(), 1);
         assert_eq!(driven.answer(1, 1..7), [apply(1, 2..7), vec![request(6)]].concat());
         assert_eq!(driven.answer(1, 6..9), apply(1, 7..10));
