@@ -84,6 +84,8 @@ pub struct LogMetrics {
     pub server_notices: Counter,
     /// Lines that do not concern us.
     pub others: Counter,
+    /// Lines without our fields: HAProxy is not set up as it should be.
+    pub without_fields: Counter,
     /// Lines that were not understood, which is a fault of the configuration or a forgery.
     pub malformed: Counter,
 }
@@ -97,6 +99,7 @@ impl LogMetrics {
             ends: lines("end"),
             server_notices: lines("server"),
             others: lines("other"),
+            without_fields: lines("without_fields"),
             malformed: lines("malformed"),
         }
     }

@@ -96,7 +96,10 @@ impl Agent {
         let settle = Settle::new(&self.pools);
         // The log must be read until the last answer is out: its bookings end there.
         let late = CancellationToken::new();
-        tasks.spawn(late.clone().run_until_cancelled_owned(self.log.run(move |line| settle.line(line))));
+        tasks.spawn(late.clone().run_until_cancelled_owned(async move {
+            let Err(error) = self.log.run(move |line| settle.line(line)).await;
+            tracing::error!(%error, "log lines are no longer received: bookings end by their lease alone");
+        }));
         tasks.spawn(late.clone().run_until_cancelled_owned(tick(self.pools.clone())));
         tasks.spawn(self.admin.serve(Arc::clone(&self.router), self.recorder, stop.clone()));
         let served = self.spop.serve(RouteHandler(Arc::clone(&self.router)), stop).await;

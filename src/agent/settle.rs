@@ -5,14 +5,23 @@ use crate::{
     metrics::SettleMetrics,
     pool::Pool,
 };
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// Ends bookings by what HAProxy logs.
 #[derive(Debug)]
 pub(super) struct Settle {
     pools: HashMap<String, Arc<Pool>>,
     metrics: SettleMetrics,
+    complained: Mutex<Option<Instant>>,
 }
+
+/// One line of log in this time is enough to say that HAProxy is not set up well.
+const COMPLAINT_PERIOD: Duration = Duration::from_secs(600);
 
 impl Settle {
     pub(super) fn new(pools: &[Arc<Pool>]) -> Self {
@@ -20,14 +29,28 @@ impl Settle {
         Self {
             pools: pools.iter().map(|pool| (pool.backend.clone(), Arc::clone(pool))).collect(),
             metrics: SettleMetrics::register(&skips),
+            complained: Mutex::default(),
         }
     }
 
     pub(super) fn line(&self, line: LogLine) {
         match line {
             LogLine::End(end) => self.end(&end),
+            LogLine::WithoutFields => self.complain(),
             // The states of servers are not followed yet.
             LogLine::Server(_) | LogLine::Other => {}
+        }
+    }
+
+    /// Bookings would never end: the one fault of a set-up that must not stay silent.
+    fn complain(&self) {
+        let mut last = self.complained.lock();
+        if last.is_none_or(|at| at.elapsed() > COMPLAINT_PERIOD) {
+            *last = Some(Instant::now());
+            tracing::warn!(
+                "HAProxy sends log lines without kvspoa's fields, so bookings do not end: the frontend needs the \
+                 `log-format-sd` line and a log format of its own, such as `option httplog`"
+            );
         }
     }
 
@@ -45,6 +68,9 @@ impl Settle {
         let served = end.served.as_deref().and_then(|server| pool.rank_of_server(server));
         if end.wanted.is_some() && end.wanted != end.served {
             self.metrics.elsewhere.increment(1);
+        }
+        if end.skip.is_some() {
+            return;
         }
         let ended = pool.scheduler.lock().end(end.request, served, Instant::now());
         match ended {

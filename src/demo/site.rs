@@ -132,7 +132,7 @@ fn config(
          defaults\n    mode http\n    timeout client 60s\n    timeout server 60s\n    timeout connect 2s\n    \
          timeout http-request 10s\n    option http-no-delay\n\n\
          frontend plain\n    bind {plain}\n    default_backend be_plain\n\n\
-         frontend routed\n    bind {routed}\n{frontend}\n    default_backend {POOL}\n\n\
+         frontend routed\n    bind {routed}\n    option httplog\n{frontend}\n    default_backend {POOL}\n\n\
          backend be_plain\n    balance leastconn\n    http-response set-header x-served-by %s\n"
     )?;
     servers(&mut out, site.plain)?;

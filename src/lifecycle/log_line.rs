@@ -24,6 +24,9 @@ pub enum LogLine {
     Server(ServerNotice),
     /// A line that is none of our business, such as a request that another backend served.
     Other,
+    /// A line without our fields, and no notice either: a frontend that has our `log` line but no `log-format-sd`, or no
+    /// log format at all, without which HAProxy ignores it.
+    WithoutFields,
 }
 
 /// A request that has ended, in whatever way.
@@ -177,7 +180,7 @@ pub enum LogLineError {
 pub fn parse(datagram: &[u8]) -> Result<LogLine, LogLineError> {
     let rest = rfc5424::after_header(datagram).ok_or(LogLineError::NotRfc5424)?;
     if let Some(message) = rest.strip_prefix(b"-") {
-        return Ok(parse_server_notice(message).map_or(LogLine::Other, LogLine::Server));
+        return Ok(parse_server_notice(message).map_or(LogLine::WithoutFields, LogLine::Server));
     }
     let mut elements = StructuredData::new(rest)?;
     while elements.enter_element()? {
@@ -186,7 +189,7 @@ pub fn parse(datagram: &[u8]) -> Result<LogLine, LogLineError> {
         }
         while elements.param()?.is_some() {}
     }
-    Ok(LogLine::Other)
+    Ok(LogLine::WithoutFields)
 }
 
 /// Reads our element; `None` if the request never came to one of our backends.

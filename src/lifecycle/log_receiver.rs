@@ -157,10 +157,9 @@ impl LogReceiver {
                         LogLine::End(_) => self.metrics.ends.increment(1),
                         LogLine::Server(_) => self.metrics.server_notices.increment(1),
                         LogLine::Other => self.metrics.others.increment(1),
+                        LogLine::WithoutFields => self.metrics.without_fields.increment(1),
                     }
-                    if line != LogLine::Other {
-                        on_line(line);
-                    }
+                    on_line(line);
                 }
                 Err(error) => {
                     self.metrics.malformed.increment(1);

@@ -100,6 +100,8 @@ pub struct PoolMetrics {
     pub expired: Counter,
     /// Choices that were not booked because too many bookings were there.
     pub not_booked: Counter,
+    /// Choices that were not booked because the client had left before them.
+    pub ended_early: Counter,
     /// The ranks, by their place in the pool.
     pub ranks: Vec<RankMetrics>,
 }
@@ -125,6 +127,7 @@ impl PoolMetrics {
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
             expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
             not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),
+            ended_early: counter!("kvspoa_ended_before_choice_total", "pool" => pool.to_owned()),
             ranks: ranks.iter().map(RankMetrics::register).collect(),
         }
     }

@@ -12,6 +12,7 @@ impl Router {
                 (scheduler.loads().collect::<Vec<_>>(), scheduler.counts())
             };
             metrics.expired.absolute(counts.expired);
+            metrics.ended_early.absolute(counts.ended_early);
             metrics.not_booked.absolute(counts.not_booked);
             for (rank, load) in loads {
                 if let Some(gauges) = metrics.ranks.get(rank.index()) {

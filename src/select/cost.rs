@@ -78,7 +78,10 @@ impl CostConfig {
                 self.eviction_weight * (-age.as_secs_f64() / constant).exp()
             });
             let done = done_of_late(candidate);
-            let (excess, sum) = (done - least_done, (done + least_done).max(1.0));
+            // The work that brought this prompt's own prefix is no reason to leave the prefix.
+            let own = f64::from(candidate.confirmed.tokens() + candidate.booked_tokens);
+            let excess = (done - least_done - own).max(0.0);
+            let sum = (done + least_done).max(1.0);
             if Some(candidate.rank) != keeps {
                 let spread = self.spread_weight * excess * excess / sum;
                 candidate.spread_tokens = base * spread.min(self.spread_tokens_max);

@@ -26,11 +26,16 @@ pub struct Scheduler {
     pub(super) means: Means,
     owners: HashMap<RequestId, RankId>,
     sessions: Generations<u64, RankId>,
+    /// Ends without a booking: their choice may still be under way.
+    early_ends: Generations<RequestId, ()>,
     booked_hashes: usize,
     rng: fastrand::Rng,
     counts: Counts,
     lease_checked: Option<Instant>,
 }
+
+/// Ends that are remembered for a choice that comes after them: more than end in the time that a decision may take.
+const EARLY_ENDS: usize = 8192;
 
 /// What is kept of one rank.
 #[derive(Debug)]
@@ -56,6 +61,8 @@ pub struct Counts {
     pub booked: u64,
     /// Choices that were not, because a bound was reached.
     pub not_booked: u64,
+    /// Choices that were not, because the request had ended before them.
+    pub ended_early: u64,
     /// Bookings that ended because their id was booked again.
     pub replaced: u64,
     /// Bookings that moved to another rank.
@@ -97,6 +104,7 @@ impl Scheduler {
             },
             owners: HashMap::new(),
             sessions: Generations::new(config.max_sessions),
+            early_ends: Generations::new(EARLY_ENDS),
             booked_hashes: 0,
             rng: fastrand::Rng::with_seed(seed),
             counts: Counts::default(),
@@ -142,7 +150,8 @@ impl Scheduler {
         self.decide(ask, candidates, &mut self.rng.clone(), now)
     }
 
-    /// Chooses and books.
+    /// Chooses and books. A request that has already ended (its client left while we were deciding) is not booked: nobody
+    /// would end the booking.
     pub fn book(&mut self, ask: &Ask, candidates: &[Candidate], now: Instant) -> Choice {
         if self.take_out(ask.id).is_some() {
             self.counts.replaced += 1;
@@ -150,6 +159,10 @@ impl Scheduler {
         let mut rng = self.rng.clone();
         let mut choice = self.decide(ask, candidates, &mut rng, now);
         self.rng = rng;
+        if self.early_ends.get(&ask.id).is_some() {
+            self.counts.ended_early += 1;
+            return choice;
+        }
         let chosen = choice.chosen().and_then(|terms| {
             let candidate = candidates.iter().find(|candidate| candidate.rank == terms.rank)?;
             Some((terms.clone(), candidate))
@@ -163,7 +176,10 @@ impl Scheduler {
     /// Ends a booking: its request is over. `used` is the rank that really served it, if that is known: the session
     /// will be looked for there.
     pub fn end(&mut self, id: RequestId, used: Option<RankId>, now: Instant) -> Option<Ended> {
-        let (rank, booking, prefilled) = self.take_out(id)?;
+        let Some((rank, booking, prefilled)) = self.take_out(id) else {
+            self.early_ends.set(id, ());
+            return None;
+        };
         self.counts.ended += 1;
         if let (Some(session), Some(used)) = (booking.session, used.filter(|used| *used != rank)) {
             self.sessions.set(session, used);

@@ -78,7 +78,7 @@ fn haproxy_files(dir: &Path, http: SocketAddr, agent: &AgentProcess, replicas: &
     let mut config = format!(
         "global\n    maxconn 2000\n    tune.bufsize 1048576\ndefaults\n    mode http\n    timeout client 120s\n    \
          timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
-         frontend fe\n    bind {http}\n{}    default_backend {POOL}\n\
+         frontend fe\n    bind {http}\n    option httplog\n{}    default_backend {POOL}\n\
          backend {POOL}\n    balance leastconn\n    http-response set-header x-served-by %s\n{}",
         forms.text(Form::Frontend),
         forms.text(Form::Backend),
@@ -173,6 +173,11 @@ impl AgentProcess {
 
 impl Drop for AgentProcess {
     fn drop(&mut self) {
+        if std::thread::panicking() && std::net::TcpStream::connect(self.admin).is_ok() {
+            let metrics = http::get(self.admin, "/metrics").text();
+            let told = metrics.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0"));
+            eprintln!("the agent's metrics:\n{}", told.collect::<Vec<_>>().join("\n"));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -56,6 +56,28 @@ fn a_conversation_never_leaves_its_cache_for_nothing() {
 }
 
 #[test]
+fn a_conversation_alone_in_the_pool_stays_in_its_cache_however_short_it_is() {
+    let mut pool = Pool::new(3, Policy::default());
+    let mut said = vec![(1, 40)];
+    let home = pool.serve(&prompt(&said), None);
+    for turn in 2..20 {
+        said.push((turn, 70));
+        assert_eq!(pool.serve(&prompt(&said), None), home, "turn {turn}");
+    }
+}
+
+#[test]
+fn a_request_that_ended_before_its_choice_is_not_booked() {
+    let mut pool = Pool::new(2, Policy::default());
+    let ask = pool.ask(&prompt(&[(1, 100)]), None);
+    assert_eq!(pool.scheduler.end(ask.id, None, pool.now), None);
+    let choice = pool.book(&ask);
+    assert!(choice.rank.is_some() && !choice.booked);
+    assert_eq!(pool.scheduler.counts().ended_early, 1);
+    assert!(pool.scheduler.loads().all(|(_, load)| load.requests == 0));
+}
+
+#[test]
 fn one_confirmed_block_decides_at_equal_load() {
     for warm in [0, 1] {
         let mut pool = Pool::new(2, Policy::default());
