@@ -113,7 +113,7 @@ impl RankModel {
         if tier == 1 {
             self.chunk = (1..=nodes.len() as u32)
                 .rev()
-                .find(|d| self.chunk.is_multiple_of(*d) && nodes.len() as u32 % d == 0)
+                .find(|d| self.chunk.is_multiple_of(*d) && (nodes.len() as u32).is_multiple_of(*d))
                 .unwrap_or(1);
         }
         for node in nodes {

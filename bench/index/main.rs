@@ -1,0 +1,138 @@
+//! `cargo bench --bench index`: the index under the workload conv2k8k.
+//!
+//! The sums of all overlaps are checked: they are the same for every exact index. CPU times are of the one thread
+//! that works; wall times of single calls are disturbed by whatever else the machine does.
+
+mod measure;
+mod workload;
+
+use kvspoa::hash::HashKey;
+use kvspoa::index::{Index, IndexConfig, Overlaps};
+use kvspoa::units::{RankId, SequenceHash, TokenId};
+use measure::{Quantiles, cpu_time, mean_cpu, resident_bytes};
+use std::hint::black_box;
+use std::time::Duration;
+use workload::{BLOCK_TOKENS, Workload, long_prompts, short_prompts};
+
+fn main() {
+    // `cargo test --all-targets` runs this too: unoptimised figures would mean nothing.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        return;
+    }
+    let key = HashKey::from_seed(1);
+    let prompts = [short_prompts(), long_prompts()];
+    hashing(&key, &prompts);
+    for (ranks, sums) in [(8, [109_517_888, 120_201_216]), (64, [641_234_752, 120_201_216])] {
+        println!("\n{ranks} ranks");
+        let workload = Workload::new(&key, ranks, false);
+        let before = resident_bytes();
+        let mut index = apply("interleaved", &key, &workload);
+        let entries = workload.entries() as f64;
+        println!(
+            "  memory: {:.1} bytes an entry resident, {:.1} counted, {} runs",
+            (resident_bytes() - before) as f64 / entries,
+            index.stats().bytes as f64 / entries,
+            index.stats().runs
+        );
+        for (prompts, (rounds, sum)) in prompts.iter().zip([(41, sums[0]), (201, sums[1])]) {
+            finds(&key, &index, prompts, rounds, sum);
+        }
+        remove_rank(&mut index);
+        drop(index);
+        drop(workload);
+        drop(apply("bulk", &key, &Workload::new(&key, ranks, true)));
+    }
+}
+
+/// Tokens → sequence hashes.
+fn hashing(key: &HashKey, prompts: &[Vec<Vec<TokenId>>; 2]) {
+    for prompts in prompts {
+        let blocks = prompts[0].len() / BLOCK_TOKENS as usize;
+        let mut hashes = Vec::new();
+        let taken = mean_cpu(|| {
+            for prompt in prompts {
+                hashes.clear();
+                key.sequence_into(key.plain_root(), black_box(prompt), BLOCK_TOKENS as u32, &mut hashes);
+                black_box(&hashes);
+            }
+            prompts.len()
+        });
+        let each = taken.as_nanos() as f64 / blocks as f64;
+        println!("hash {blocks} blocks: {taken:?} CPU, {each:.2} ns a block");
+    }
+}
+
+fn apply(kind: &str, key: &HashKey, workload: &Workload) -> Index {
+    let mut index = Index::new(key.clone(), IndexConfig::default());
+    for rank in 0..workload.ranks {
+        assert!(index.add_rank(RankId(rank)));
+    }
+    let start = cpu_time();
+    let mut stored = 0;
+    for (rank, event) in workload.events() {
+        stored += index.apply(rank, &event).stored;
+    }
+    let taken = cpu_time() - start;
+    assert_eq!(stored as usize, workload.entries());
+    let rate = stored as f64 / taken.as_secs_f64() / 1e6;
+    println!("  apply {kind}: {stored} entries, {rate:.1} M blocks a CPU second");
+    index
+}
+
+fn finds(key: &HashKey, index: &Index, prompts: &[Vec<TokenId>], rounds: u64, sum: u64) {
+    let hash = |prompt: &Vec<TokenId>| key.sequence(key.plain_root(), prompt, BLOCK_TOKENS as u32);
+    let queries: Vec<Vec<SequenceHash>> = prompts.iter().map(hash).collect();
+    let blocks = queries[0].len();
+    let mut overlaps = Overlaps::default();
+
+    let mut found = 0;
+    for query in &queries {
+        index.find(query, &mut overlaps);
+        found += overlaps.iter().map(|(_, overlap)| u64::from(overlap.gpu_blocks)).sum::<u64>();
+    }
+    assert_eq!(found * rounds, sum, "the overlaps are wrong");
+
+    let warm = mean_cpu(|| {
+        for query in &queries {
+            index.find(black_box(query), &mut overlaps);
+            black_box(&overlaps);
+        }
+        queries.len()
+    });
+    let mut singly = Quantiles::new();
+    for query in queries.iter().cycle().take(20_000) {
+        singly.time(|| index.find(black_box(query), &mut overlaps));
+    }
+    // A router is cold: between two requests it tokenizes and applies events.
+    let mut cold = Quantiles::new();
+    let mut elsewhere = vec![1u64; 6 << 20];
+    for query in queries.iter().cycle().take(300) {
+        elsewhere.iter_mut().for_each(|word| *word = word.wrapping_add(1));
+        black_box(&elsewhere);
+        cold.time(|| index.find(black_box(query), &mut overlaps));
+    }
+    println!(
+        "  find {blocks} blocks: {warm:?} CPU, p50 {:?} p99 {:?}; cold caches p50 {:?}",
+        singly.at(0.5),
+        singly.at(0.99),
+        cold.at(0.5)
+    );
+}
+
+/// Takes the first rank out, in slices.
+fn remove_rank(index: &mut Index) {
+    let held = index.rank_stats(RankId(0)).map_or(0, |stats| stats.blocks[0]);
+    let mut slices = Quantiles::new();
+    let start = cpu_time();
+    slices.time(|| index.remove_rank(RankId(0)));
+    let mut more = true;
+    while more {
+        more = slices.time(|| index.sweep(1));
+    }
+    let taken: Duration = cpu_time() - start;
+    println!(
+        "  remove a rank of {held} blocks: {taken:?} CPU; one hold p50 {:?} max {:?}",
+        slices.at(0.5),
+        slices.at(1.0)
+    );
+}
