@@ -135,12 +135,11 @@ impl RankModel {
             return;
         }
         self.ghosts.push_back(node);
-        if self.ghosts.len() > GHOSTS {
-            if let Some(oldest) = self.ghosts.pop_front() {
-                if !self.held_anywhere(oldest) {
-                    self.located[oldest] = false;
-                }
-            }
+        if self.ghosts.len() > GHOSTS
+            && let Some(oldest) = self.ghosts.pop_front()
+            && !self.held_anywhere(oldest)
+        {
+            self.located[oldest] = false;
         }
     }
 

@@ -47,6 +47,10 @@ impl Quantiles {
         value
     }
 
+    pub(crate) fn sum(&self) -> Duration {
+        self.0.iter().sum()
+    }
+
     pub(crate) fn at(&mut self, share: f64) -> Duration {
         self.0.sort_unstable();
         self.0[((self.0.len() - 1) as f64 * share) as usize]

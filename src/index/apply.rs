@@ -49,6 +49,8 @@ struct Span {
     run: RunId,
     from: usize,
     to: usize,
+    /// New entries of the engine map that refer to the run.
+    entries: u32,
 }
 
 /// Copies that a store adds to a block that is held already.
@@ -157,29 +159,30 @@ impl Change<'_> {
 
     /// Names `block` by `hash` and holds it in the GPU tier, together with its neighbours in `span`.
     fn locate(&mut self, hash: EngineHash, block: BlockRef, span: &mut Span, copies: Copies) {
+        if span.to == block.offset() && span.run == block.run() {
+            span.to += 1;
+        } else {
+            self.flush(span);
+            *span = Span { run: block.run(), from: block.offset(), to: block.offset() + 1, entries: 0 };
+        }
         match self.slot.engine.insert(hash.0, block.0) {
-            None => self.runs.refer(block.run()),
+            None => span.entries += 1,
             Some(old) if old == block.0 => {
                 if self.runs.holds(block, LaneId::new(Tier::Gpu, self.id)) {
                     self.add_copies(hash, Tier::Gpu, 1, copies);
                 }
             }
             Some(old) => {
+                span.entries += 1;
                 self.flush(span);
-                self.runs.refer(block.run());
                 self.forget_reused(hash, BlockRef(old));
             }
-        }
-        if span.to == block.offset() && span.run == block.run() && span.to > span.from {
-            span.to += 1;
-        } else {
-            self.flush(span);
-            *span = Span { run: block.run(), from: block.offset(), to: block.offset() + 1 };
         }
     }
 
     fn flush(&mut self, span: &mut Span) {
         if span.to > span.from {
+            self.runs.refer(span.run, span.entries);
             let lane = LaneId::new(Tier::Gpu, self.id);
             let added = self.runs.hold(span.run, lane, span.from, span.to, self.now) as u64;
             self.applied.stored += added;
@@ -242,10 +245,10 @@ impl Change<'_> {
                     continue;
                 };
                 match self.slot.engine.insert(hash.0, found.0) {
-                    None => self.runs.refer(found.run()),
+                    None => self.runs.refer(found.run(), 1),
                     Some(old) if old == found.0 => {}
                     Some(old) => {
-                        self.runs.refer(found.run());
+                        self.runs.refer(found.run(), 1);
                         self.forget_reused(hash, BlockRef(old));
                     }
                 }

@@ -2,6 +2,7 @@
 
 use super::Index;
 use super::lanes::LaneId;
+use super::runs::{Head, RUN_BLOCKS, RunId, Runs};
 use crate::units::{RankId, SequenceHash, Tier};
 
 /// How much of a prompt one rank holds, in blocks from the prompt's start.
@@ -43,6 +44,55 @@ impl Overlaps {
     }
 }
 
+/// Stripes that a walk looks up at once.
+const AHEAD: usize = 8;
+
+/// The runs along a prompt, one after the other.
+///
+/// Runs end where a stripe ends, so a run starts at every multiple of [`RUN_BLOCKS`] that the chain reaches. Those are
+/// looked up several at a time before the walk gets there: the look-ups do not depend on each other, so that the
+/// processor waits for memory once and not for each.
+struct Walk<'a> {
+    runs: &'a Runs,
+    hashes: &'a [SequenceHash],
+    at: usize,
+    ahead: [Option<(RunId, &'a Head)>; AHEAD],
+    /// The position behind `ahead`.
+    ahead_end: usize,
+}
+
+impl<'a> Walk<'a> {
+    fn new(runs: &'a Runs, hashes: &'a [SequenceHash]) -> Self {
+        Self { runs, hashes, at: 0, ahead: [None; AHEAD], ahead_end: 0 }
+    }
+
+    /// The next run, and how many of its blocks the prompt matches.
+    fn next(&mut self) -> Option<(&'a Head, usize)> {
+        let at = self.at;
+        let (run, head) = if at.is_multiple_of(RUN_BLOCKS) {
+            if at >= self.ahead_end {
+                self.look_ahead();
+            }
+            self.ahead[at / RUN_BLOCKS % AHEAD]?
+        } else {
+            self.runs.starting_with(*self.hashes.get(at)?, at)?
+        };
+        let matched = self.runs.matched(run, head, &self.hashes[at..]);
+        self.at += matched;
+        Some((head, matched))
+    }
+
+    fn look_ahead(&mut self) {
+        let first = self.at / RUN_BLOCKS;
+        for stripe in first..first + AHEAD {
+            let position = stripe * RUN_BLOCKS;
+            let hash = self.hashes.get(position);
+            self.ahead[stripe % AHEAD] = hash.and_then(|hash| self.runs.starting_with(*hash, position));
+        }
+        self.ahead_end = (first + AHEAD) * RUN_BLOCKS;
+    }
+}
+
 impl Index {
     /// For every rank: how much of the prompt with these sequence hashes it holds.
     ///
@@ -51,17 +101,13 @@ impl Index {
     pub fn find(&self, hashes: &[SequenceHash], out: &mut Overlaps) {
         out.by_rank.clear();
         out.by_rank.resize(self.ranks.len(), Overlap::default());
-        let mut at = 0;
+        let now = self.clock.now();
         let mut lower_tiers = false;
-        while let Some(run) = hashes.get(at).and_then(|hash| self.runs.starting_with(*hash)) {
-            let head = self.runs.head(run);
-            let start = at as u32;
-            if head.start() != start {
-                break;
-            }
-            head.touch(self.clock.now());
-            let matched = self.runs.matched(run, &hashes[at..]);
-            let end = start + matched as u32;
+        let mut walk = Walk::new(&self.runs, hashes);
+        while let Some((head, matched)) = walk.next() {
+            head.touch(now);
+            let end = walk.at as u32;
+            let start = end - matched as u32;
             let mut goes_on = false;
             for lane in head.lanes() {
                 let rank = usize::from(self.owners[lane.id.slot()]);
@@ -89,7 +135,6 @@ impl Index {
             if !goes_on {
                 break;
             }
-            at += matched;
         }
         if lower_tiers {
             self.round_to_chunks(out);
@@ -101,17 +146,16 @@ impl Index {
     pub fn depth(&self, rank: RankId, hashes: &[SequenceHash]) -> u32 {
         let Some(slot) = self.slot_of(rank) else { return 0 };
         let lane = LaneId::new(Tier::Gpu, slot);
-        let mut at = 0;
-        while let Some(run) = hashes.get(at).and_then(|hash| self.runs.starting_with(*hash)) {
-            let head = self.runs.head(run);
-            let matched = self.runs.matched(run, &hashes[at..]);
+        let mut depth = 0;
+        let mut walk = Walk::new(&self.runs, hashes);
+        while let Some((head, matched)) = walk.next() {
             let held = head.lane(lane).map_or(0, |lane| lane.depth().min(matched));
-            at += held;
+            depth += held as u32;
             if held < matched {
                 break;
             }
         }
-        at as u32
+        depth
     }
 
     /// An engine loads whole offload chunks: what ends inside of one counts only up to that chunk's start.

@@ -105,6 +105,8 @@ pub struct Index {
     slot_bytes: usize,
     clock: Clock,
     pass: Option<Pass>,
+    /// Whether the limit was close after the last event.
+    nearly_full: bool,
     evicted: u64,
 }
 
@@ -125,6 +127,7 @@ impl Index {
             slot_bytes: 0,
             clock: Clock::default(),
             pass: None,
+            nearly_full: false,
             evicted: 0,
         }
     }
@@ -174,14 +177,11 @@ impl Index {
             return self.apply_cleared(rank);
         }
         self.clock.events += 1;
-        let bytes = self.bytes();
         let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
         let before = slot.bytes();
-        let limits = Limits {
-            // Near the limit, parents are missing because they were dropped: they will not come.
-            waiting: if bytes > self.config.max_bytes / 8 * 7 { 0 } else { self.config.max_waiting_blocks },
-            ghosts: self.config.max_ghost_blocks,
-        };
+        // Near the limit, parents are missing because they were dropped: they will not come.
+        let waiting = if self.nearly_full { 0 } else { self.config.max_waiting_blocks };
+        let limits = Limits { waiting, ghosts: self.config.max_ghost_blocks };
         let mut change = Change {
             runs: &mut self.runs,
             slot,
@@ -198,7 +198,9 @@ impl Index {
         if !self.dead.is_empty() {
             self.sweep(1);
         }
-        if self.bytes() > self.config.max_bytes {
+        let bytes = self.bytes();
+        self.nearly_full = bytes > self.config.max_bytes / 8 * 7;
+        if bytes > self.config.max_bytes {
             self.make_room();
         }
         applied

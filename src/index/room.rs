@@ -60,9 +60,7 @@ impl Index {
         let count = entries.len();
         for entry in &entries {
             let run = BlockRef(entry.value()).run();
-            for tier in Tier::ALL {
-                self.runs.release_lane(run, LaneId::new(tier, id));
-            }
+            self.runs.release_slot(run, id);
             self.runs.forget(run);
         }
         self.slot_bytes -= before - slot.bytes();

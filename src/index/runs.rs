@@ -90,10 +90,6 @@ pub(super) struct Runs {
 }
 
 impl Head {
-    pub(super) fn start(&self) -> u32 {
-        self.start
-    }
-
     pub(super) fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
@@ -167,31 +163,30 @@ impl Runs {
         self.heads[block.run()].start + block.offset() as u32
     }
 
-    /// The run whose first block is `hash`.
-    pub(super) fn starting_with(&self, hash: SequenceHash) -> Option<RunId> {
-        self.table.get(hash.0)
+    /// The run whose first block is `hash`, at `position`.
+    pub(super) fn starting_with(&self, hash: SequenceHash, position: usize) -> Option<(RunId, &Head)> {
+        let run = self.table.get(hash.0)?;
+        let head = &self.heads[run];
+        (head.start as usize == position).then_some((run, head))
     }
 
     /// How many blocks of the run `query` matches, given that it matches the first.
-    pub(super) fn matched(&self, run: RunId, query: &[SequenceHash]) -> usize {
-        let head = &self.heads[run];
+    pub(super) fn matched(&self, run: RunId, head: &Head, query: &[SequenceHash]) -> usize {
         let len = usize::from(head.len);
         if query.get(len - 1) == Some(&head.tail) {
             return len;
         }
         let hashes = &self.bodies[run].hashes;
-        let mut apart = len.min(query.len());
-        if apart < len && hashes[apart - 1] == query[apart - 1] {
-            return apart;
+        let shared = len.min(query.len());
+        if shared < len && hashes[shared - 1] == query[shared - 1] {
+            return shared;
         }
-        // Equal hashes mean equal prefixes: all before the first difference agree, none after.
+        // Equal hashes mean equal prefixes, so strides find the first difference. Unlike in a binary search the next
+        // compare does not wait for the last one's memory.
         let mut agreed = 1;
-        while agreed < apart {
-            let middle = agreed + (apart - agreed) / 2;
-            if hashes[middle] == query[middle] {
-                agreed = middle + 1;
-            } else {
-                apart = middle;
+        for stride in [32, 4, 1] {
+            while agreed + stride < shared && hashes[agreed + stride - 1] == query[agreed + stride - 1] {
+                agreed += stride;
             }
         }
         agreed
@@ -274,20 +269,26 @@ impl Runs {
         true
     }
 
-    /// Takes a whole lane away; returns how many blocks it held.
-    pub(super) fn release_lane(&mut self, run: RunId, id: LaneId) -> usize {
+    /// Takes all lanes of a slot away.
+    pub(super) fn release_slot(&mut self, run: RunId, slot: u16) {
         let head = &mut self.heads[run];
-        let Ok(at) = head.position(id) else { return 0 };
-        let mut lane = head.lanes.remove(at);
-        self.lanes -= 1;
-        let held = lane.count(&self.bitmaps);
-        lane.release(&mut self.bitmaps);
-        held
+        if !head.lanes.iter().any(|lane| lane.id.slot() == usize::from(slot)) {
+            return;
+        }
+        let before = head.lanes.len();
+        head.lanes.retain(|lane| {
+            let keep = lane.id.slot() != usize::from(slot);
+            if !keep {
+                lane.release(&mut self.bitmaps);
+            }
+            keep
+        });
+        self.lanes -= before - head.lanes.len();
     }
 
-    /// Notes an engine-map entry that refers to the run: it keeps the run alive.
-    pub(super) fn refer(&mut self, run: RunId) {
-        self.heads[run].entries += 1;
+    /// Notes engine-map entries that refer to the run: they keep it alive.
+    pub(super) fn refer(&mut self, run: RunId, entries: u32) {
+        self.heads[run].entries += entries;
     }
 
     /// The end of an entry; frees the run, and what only it kept alive, where it was the last.
