@@ -37,7 +37,7 @@ pub use stats::{Applied, IndexStats, RankStats};
 
 use crate::events::KvEvent;
 use crate::hash::HashKey;
-use crate::units::RankId;
+use crate::units::{RankId, Tier};
 use apply::{Change, Limits};
 use lanes::MAX_SLOTS;
 use room::Pass;
@@ -245,6 +245,7 @@ impl Index {
             slot.totals = old.totals;
             slot.totals += applied;
             slot.evicted = old.evicted;
+            slot.unconfirmed = old.unconfirmed + old.blocks_in(Tier::Cpu) + old.blocks_in(Tier::Disk);
             slot.cpu_chunk = old.cpu_chunk_blocks;
         }
         applied

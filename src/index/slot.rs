@@ -27,6 +27,7 @@ pub(super) struct Slot {
     pub(super) blocks: [u64; 3],
     /// Greatest common divisor of the sizes of the CPU stores; 0 before the first.
     pub(super) cpu_chunk: u32,
+    pub(super) unconfirmed: u64,
     pub(super) evicted: u64,
     pub(super) truncated: bool,
     pub(super) totals: Applied,
@@ -41,6 +42,7 @@ impl Slot {
             ghosts: VecDeque::new(),
             blocks: [0; 3],
             cpu_chunk: 0,
+            unconfirmed: 0,
             evicted: 0,
             truncated: false,
             totals: Applied::default(),
@@ -65,6 +67,7 @@ impl Slot {
             ghosts: self.ghosts.len() as u64,
             duplicated: self.copies.len() as u64,
             cpu_chunk_blocks: self.cpu_chunk,
+            unconfirmed: self.unconfirmed,
             evicted: self.evicted,
             truncated: self.truncated,
             bytes: self.bytes() as u64,

@@ -429,6 +429,7 @@ fn a_clear_takes_no_credit_for_lower_tiers_until_they_are_stored_again() {
     t.store(R0, Tier::Cpu, 1, 0, 1);
     t.apply(R0, KvEvent::Cleared);
     assert_eq!(t.overlap(R0, 1, 2), (0, 0, 0));
+    assert_eq!(t.index.rank_stats(R0).unwrap().unconfirmed, 1);
     t.store(R0, Tier::Gpu, 1, 0, 1);
     t.store(R0, Tier::Cpu, 1, 0, 1);
     t.remove(R0, Tier::Gpu, 1, 0);
