@@ -29,7 +29,7 @@ fn message(road: &Road, messages: &[Value], whole_blocks: bool) -> Value {
         let message = json!({ "role": "user", "content": text });
         let prompt: Vec<&Value> = messages.iter().chain([&message]).collect();
         let explanation = road.agent.explain(CHAT, &json!({ "messages": prompt }));
-        if (field(&explanation, "/prompt_tokens") % BLOCK == 0) == whole_blocks {
+        if field(&explanation, "/prompt_tokens").is_multiple_of(BLOCK) == whole_blocks {
             return message;
         }
         text.push_str(filler);
