@@ -11,24 +11,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
     std::fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
 }
 
-/// What `tokenizer_config.json` and its neighbours say.
-#[derive(Debug)]
-pub(super) struct Config {
-    pub(super) sources: Sources,
-    /// The texts of the tokens that stand around a prompt; `None` leaves that to `tokenizer.json`.
-    pub(super) around: Option<Around>,
-}
-
-/// Tokens that `transformers` puts around a text if special tokens are to be added.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Around {
-    pub(super) before: Option<String>,
-    pub(super) after: Option<String>,
-}
-
 /// Reads what stands beside `tokenizer.json`. Of the sources of a template, later ones win:
 /// `chat_template.json`, `tokenizer_config.json`, `chat_template.jinja`.
-pub(super) fn config(dir: &Path) -> Result<Config, ModelError> {
+pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {
     let config = object(&dir.join("tokenizer_config.json"))?;
     let special = object(&dir.join("special_tokens_map.json"))?;
     let mut sources = Sources { special_tokens: special_tokens(&config, &special), ..Sources::default() };
@@ -42,21 +27,7 @@ pub(super) fn config(dir: &Path) -> Result<Config, ModelError> {
     if let Some(source) = text(&dir.join("additional_chat_templates").join("tool_use.jinja"))? {
         sources.tool_use = Some(source);
     }
-    let around = around(&config, &sources.special_tokens);
-    Ok(Config { sources, around })
-}
-
-/// `add_bos_token` and `add_eos_token`: if only one of them is there, it replaces what `tokenizer.json` says.
-fn around(config: &Map<String, Value>, special_tokens: &[(String, String)]) -> Option<Around> {
-    let token =
-        |name: &str| special_tokens.iter().find(|(known, _)| known == name).map(|(_, token)| token.clone());
-    let wanted =
-        |flag: &str, name: &str| token(name).filter(|_| config.get(flag) == Some(&Value::Bool(true)));
-    let named = ["add_bos_token", "add_eos_token"].iter().any(|flag| config.contains_key(*flag));
-    named.then(|| Around {
-        before: wanted("add_bos_token", "bos_token"),
-        after: wanted("add_eos_token", "eos_token"),
-    })
+    Ok(sources)
 }
 
 /// A `chat_template` is one template or a list of named ones.
@@ -133,8 +104,8 @@ mod tests {
         dir
     }
 
-    fn read_config(files: &[(&str, &str)]) -> Result<Config, ModelError> {
-        config(directory(files).path())
+    fn read_sources(files: &[(&str, &str)]) -> Result<Sources, ModelError> {
+        template_sources(directory(files).path())
     }
 
     #[test]
@@ -142,7 +113,7 @@ mod tests {
         let json = ("chat_template.json", r#"{"chat_template": "processor"}"#);
         let tokenizer = ("tokenizer_config.json", r#"{"chat_template": "config"}"#);
         let jinja = ("chat_template.jinja", "file");
-        let default = |files: &[_]| read_config(files).expect("a configuration").sources.default;
+        let default = |files: &[_]| read_sources(files).expect("sources").default;
         assert_eq!(default(&[json]).as_deref(), Some("processor"));
         assert_eq!(default(&[json, tokenizer]).as_deref(), Some("config"));
         assert_eq!(default(&[json, tokenizer, jinja]).as_deref(), Some("file"));
@@ -152,9 +123,9 @@ mod tests {
     #[test]
     fn named_templates_are_found_in_both_places() {
         let list = r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#;
-        let sources = read_config(&[("tokenizer_config.json", list)]).expect("a configuration").sources;
+        let sources = read_sources(&[("tokenizer_config.json", list)]).expect("sources");
         assert_eq!((sources.default.as_deref(), sources.tool_use.as_deref()), (Some("d"), Some("t")));
-        let sources = read_config(&[("additional_chat_templates/tool_use.jinja", "t")]).expect("one").sources;
+        let sources = read_sources(&[("additional_chat_templates/tool_use.jinja", "t")]).expect("sources");
         assert_eq!((sources.default, sources.tool_use.as_deref()), (None, Some("t")));
     }
 
@@ -163,7 +134,7 @@ mod tests {
         let map = ("special_tokens_map.json", r#"{"bos_token": "<map>", "pad_token": {"content": "<pad>"}}"#);
         let tokens = |config: &str| {
             let mut tokens =
-                read_config(&[map, ("tokenizer_config.json", config)]).expect("one").sources.special_tokens;
+                read_sources(&[map, ("tokenizer_config.json", config)]).expect("sources").special_tokens;
             tokens.sort();
             tokens.into_iter().map(|(name, token)| format!("{name}={token}")).collect::<Vec<_>>()
         };
@@ -180,22 +151,11 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_may_say_what_stands_around_a_prompt() {
-        let around = |config: &str| read_config(&[("tokenizer_config.json", config)]).expect("one").around;
-        assert_eq!(around(r#"{"bos_token": "<s>"}"#), None);
-        assert_eq!(around(r#"{"bos_token": "<s>", "add_bos_token": false}"#), Some(Around::default()));
-        assert_eq!(
-            around(r#"{"bos_token": "<s>", "add_bos_token": true, "eos_token": "</s>"}"#),
-            Some(Around { before: Some("<s>".into()), after: None })
-        );
-    }
-
-    #[test]
     fn a_damaged_file_is_named() {
-        let error = read_config(&[("tokenizer_config.json", "{")]).expect_err("damaged");
+        let error = read_sources(&[("tokenizer_config.json", "{")]).expect_err("damaged");
         assert!(error.to_string().contains("tokenizer_config.json"), "{error}");
         let error =
-            read_config(&[("tokenizer_config.json", r#"{"chat_template": 7}"#)]).expect_err("damaged");
+            read_sources(&[("tokenizer_config.json", r#"{"chat_template": 7}"#)]).expect_err("damaged");
         assert!(error.to_string().contains("chat_template"), "{error}");
     }
 }

@@ -48,12 +48,11 @@ impl Model {
     /// As [`Model::load`].
     pub fn load_with(dir: &Path, options: ModelOptions) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
-        let config = files::config(dir)?;
-        let tokenizer =
-            Tokenizer::load(&files::read(&path)?, config.around.as_ref(), options.token_cache_bytes)
-                .map_err(|detail| ModelError::Tokenizer { path, detail })?;
+        let sources = files::template_sources(dir)?;
+        let tokenizer = Tokenizer::load(&files::read(&path)?, options.token_cache_bytes)
+            .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
-        Self::assemble(name, dir, config.sources, options, tokenizer)
+        Self::assemble(name, dir, sources, options, tokenizer)
     }
 
     /// The tiny model that is compiled in, for the demo, the simulated replica and tests: a byte-level BPE of 2,048
@@ -65,7 +64,7 @@ impl Model {
         let dir = Path::new("(embedded)");
         let options = ModelOptions { token_cache_bytes: 8 << 20, ..ModelOptions::default() };
         let json = include_bytes!("tiny/tokenizer.json");
-        let tokenizer = Tokenizer::load(json, None, options.token_cache_bytes)
+        let tokenizer = Tokenizer::load(json, options.token_cache_bytes)
             .map_err(|detail| ModelError::Tokenizer { path: dir.join("tokenizer.json"), detail })?;
         let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
         let sources = Sources {

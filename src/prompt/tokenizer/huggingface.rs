@@ -22,11 +22,6 @@ impl HuggingFace {
         let encoding = self.0.encode_fast(text, true).map_err(|_| PromptError::Tokenizer)?;
         Ok(encoding.get_ids().iter().copied().map(TokenId).collect())
     }
-
-    /// The id of a token.
-    pub(super) fn id(&self, token: &str) -> Option<TokenId> {
-        self.0.token_to_id(token).map(TokenId)
-    }
 }
 
 impl Tokenize for HuggingFace {

@@ -38,16 +38,12 @@ fn the_tokens_around_a_text_are_found_in_the_file() {
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}});
     let json = json.to_string().into_bytes();
-    let encode = |around: Option<&Around>, add| {
-        let tokenizer = Tokenizer::load(&json, around, 1 << 20).expect("a tokenizer");
+    let tokenizer = Tokenizer::load(&json, 1 << 20).expect("a tokenizer");
+    let encode = |add| {
         tokenizer.encode("<|im_end|>", add).expect("ids").into_iter().map(|id| id.0).collect::<Vec<_>>()
     };
-    assert_eq!(encode(None, true), [1, 2]);
-    assert_eq!(encode(None, false), [2]);
-    let configured = Around { before: None, after: Some("<|endoftext|>".into()) };
-    assert_eq!(encode(Some(&configured), true), [2, 0]);
-    let unknown = Around { before: Some("<nowhere>".into()), after: None };
-    assert!(Tokenizer::load(&json, Some(&unknown), 0).is_err());
+    assert_eq!(encode(true), [1, 2]);
+    assert_eq!(encode(false), [2]);
 }
 
 #[test]
@@ -57,9 +53,9 @@ fn padding_and_truncation_of_the_file_do_not_count() {
         json!({"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
     json["padding"] = json!({"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
         "pad_type_id": 0, "pad_token": "<|endoftext|>"});
-    let tokenizer = Tokenizer::load(json.to_string().as_bytes(), None, 0).expect("a tokenizer");
+    let tokenizer = Tokenizer::load(json.to_string().as_bytes(), 0).expect("a tokenizer");
     let text = "one two three four";
-    let plain = Tokenizer::load(include_bytes!("../tiny/tokenizer.json"), None, 0).expect("a tokenizer");
+    let plain = Tokenizer::load(include_bytes!("../tiny/tokenizer.json"), 0).expect("a tokenizer");
     assert_eq!(tokenizer.encode(text, true), plain.encode(text, true));
 }
 
@@ -77,7 +73,7 @@ proptest! {
         ];
         let normalizer = if normalized { json!({"type": "NFC"}) } else { Value::Null };
         let json = tokenizer_json(&ADDED, Some(normalizer));
-        let tokenizer = Tokenizer::load(&json, None, 1 << 16).expect("a tokenizer");
+        let tokenizer = Tokenizer::load(&json, 1 << 16).expect("a tokenizer");
         prop_assert!(tokenizer.cached.is_some());
         let reference = HuggingFace::from_json(&json).expect("a tokenizer");
         for parts in texts {
@@ -93,9 +89,25 @@ proptest! {
 #[test]
 fn a_repeated_text_comes_from_the_cache() {
     let json = tokenizer_json(&ADDED, None);
-    let tokenizer = Tokenizer::load(&json, None, 1 << 20).expect("a tokenizer");
+    let tokenizer = Tokenizer::load(&json, 1 << 20).expect("a tokenizer");
     let text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n";
     assert_eq!(tokenizer.encode(text, false).expect("ids"), whole(&json, text));
     let stats = tokenizer.cache_stats().expect("a cache");
     assert_eq!((stats.hits, stats.misses), (2, 2));
+}
+
+#[test]
+fn the_fast_library_is_used_where_it_agrees_with_the_reference() {
+    let json = tokenizer_json(&ADDED, None);
+    let tokenizer = Tokenizer::load(&json, 0).expect("a tokenizer");
+    assert!(format!("{tokenizer:?}").contains("Fast"), "{tokenizer:?}");
+}
+
+#[test]
+fn a_probe_finds_ids_that_differ() {
+    let reference = HuggingFace::from_json(&tokenizer_json(&ADDED, None)).expect("a tokenizer");
+    let other = HuggingFace::from_json(&tokenizer_json(&ADDED[1..], None)).expect("a tokenizer");
+    let added = json!([{"content": "<|im_start|>"}, {"content": "<think>"}]);
+    assert!(probe::agrees(&reference, &reference, &added));
+    assert!(!probe::agrees(&reference, &other, &added));
 }
