@@ -1,9 +1,9 @@
-//! Token ids that a real vLLM 0.32.0 made of request bodies, against ours.
+//! What a real vLLM 0.32.0 made of request bodies, against ours: the texts of templates, and the token ids of Qwen3.
 //!
-//! The model's tokenizer is not part of the repository: `scripts/fetch-tokenizers` fetches it.
+//! The tokenizer of Qwen3 is not part of the repository: `scripts/fetch-tokenizers` fetches it.
 
-use kvspoa::prompt::Model;
-use kvspoa::request::body::{Endpoint, parse};
+use kvspoa::prompt::{Model, PromptError};
+use kvspoa::request::body::{Endpoint, PromptInput, parse};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -80,4 +80,42 @@ fn qwen3_prompts_have_the_ids_that_vllm_made() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(compared, 84, "rows with ids");
+}
+
+/// The model of a template in `tests/fixtures/templates`, with the embedded tokenizer.
+fn model_of(template: &str) -> Model {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let dir = tempfile::tempdir().expect("a directory");
+    let copy = |from: &str, to: &str| std::fs::copy(root.join(from), dir.path().join(to)).expect("a copy");
+    copy("src/prompt/tiny/tokenizer.json", "tokenizer.json");
+    copy(&format!("tests/fixtures/templates/{template}.jinja"), "chat_template.jinja");
+    let tokens = r#"{"bos_token": "<s>", "eos_token": "</s>"}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), tokens).expect("a file");
+    Model::load(dir.path()).expect("a model")
+}
+
+#[test]
+fn templates_render_to_the_texts_that_vllm_made() {
+    let bodies: Value = serde_json::from_str(include_str!("fixtures/templates/bodies.json")).expect("bodies");
+    let texts: Value = serde_json::from_str(include_str!("fixtures/templates/texts.json")).expect("texts");
+    let (mut equal, mut refused, mut wrong) = (0, 0, Vec::new());
+    for (template, cases) in texts.as_object().expect("templates") {
+        let model = model_of(template);
+        for (case, text) in cases.as_object().expect("cases") {
+            // Where vLLM refuses the request there is nothing to route.
+            let Some(text) = text.as_str() else { continue };
+            let ask = parse(Endpoint::ChatCompletions, bodies[case].to_string().as_bytes());
+            let rendered = match ask.map(|ask| ask.prompt) {
+                Ok(PromptInput::Chat(conversation)) => model.render(&conversation),
+                other => panic!("{template} {case}: {other:?}"),
+            };
+            match rendered {
+                Ok(ours) if ours == text => equal += 1,
+                Err(PromptError::UnlikePython) => refused += 1,
+                other => wrong.push(format!("{template} {case}: {other:?} is not {text:?}")),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!((equal, refused), (350, 0));
 }
