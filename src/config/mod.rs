@@ -1,6 +1,6 @@
 //! Configuration: one TOML file, overridden by environment and flags, validated before anything is bound.
 //!
-//! [`raw`] is the file as written (serde, unknown keys refused); this module turns it into [`Config`], in which every
+//! `raw` is the file as written (serde, unknown keys refused); this module turns it into [`Config`], in which every
 //! value is checked, typed and ready to use.
 
 mod error;

@@ -24,7 +24,7 @@ pub struct CostConfig {
     pub eviction_weight: f64,
     /// The eviction age at which that addition has faded to 37 %.
     pub eviction_age: Duration,
-    /// Weight of the work of late: see [`Self::price`]. 0 lets paced traffic pile up on one rank.
+    /// Weight of the work of late: see `price`. 0 lets paced traffic pile up on one rank.
     pub spread_weight: f64,
     /// The most that it may count, in uncached tokens (0.04 s of prefill): a longer confirmed overlap is never left for
     /// the sake of balance alone.

@@ -93,7 +93,7 @@ pub enum Action<P> {
         /// Its bytes.
         payload: P,
     },
-    /// Ask the replay endpoint for all batches from this one on, then call [`Stream::on_replay_sent`].
+    /// Ask the replay endpoint for all batches from this one on, then call `on_replay_sent`.
     RequestReplay {
         /// The first batch wanted.
         from: u64,
