@@ -80,8 +80,12 @@ fn a_request_of_another_backend_is_other() {
         let line = element(&format!(r#"{rid} pool="" want="" srv="s1" ts=-- st=200 rc=0"#));
         assert_eq!(parse(line.as_bytes()), Ok(LogLine::Other));
     }
+}
+
+#[test]
+fn a_line_without_our_element_is_told_apart() {
     let plain = b"<142>1 2026-11-30T14:03:06+00:00 host haproxy 1 - - 127.0.0.1:1 [now] fe be/s1\n";
-    assert_eq!(parse(plain), Ok(LogLine::Other));
+    assert_eq!(parse(plain), Ok(LogLine::WithoutFields));
 }
 
 #[test]
@@ -93,9 +97,9 @@ fn an_element_of_the_site_before_ours_is_stepped_over() {
 #[test]
 fn our_element_in_the_message_is_not_ours() {
     let line = r#"<142>1 t h a p m [site@9] [kv@1 rid="evil" pool="p" ts=--]"#;
-    assert_eq!(parse(line.as_bytes()), Ok(LogLine::Other));
+    assert_eq!(parse(line.as_bytes()), Ok(LogLine::WithoutFields));
     let line = r#"<142>1 t h a p m - [kv@1 rid="evil" pool="p" ts=--]"#;
-    assert_eq!(parse(line.as_bytes()), Ok(LogLine::Other));
+    assert_eq!(parse(line.as_bytes()), Ok(LogLine::WithoutFields));
 }
 
 #[test]
