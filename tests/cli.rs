@@ -1,0 +1,86 @@
+//! The `kvspoa` command as a person or a script meets it.
+
+use std::process::{Command, Output};
+
+fn kvspoa(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kvspoa")).args(args).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn check(config: &str) -> Output {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("kvspoa.toml");
+    std::fs::write(&path, config).expect("written");
+    kvspoa(&["check", "--config", path.to_str().expect("UTF-8")])
+}
+
+#[test]
+fn check_accepts_a_good_file_and_says_what_it_read() {
+    let output =
+        check("[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s1\"\nevents = \"tcp://h:1\"\n");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stdout).ends_with("kvspoa.toml: ok, 1 pool(s), 1 replica(s)\n"),
+        "{}",
+        text(&output.stdout)
+    );
+}
+
+#[test]
+fn check_refuses_a_bad_file_with_64_and_one_line_that_names_file_line_and_key() {
+    for (config, place) in [
+        ("[[pool]]\nbackend = \"be\"\nmodel = \"m\"\n", "kvspoa.toml:3: model: unknown field"),
+        ("[spop]\ndeadline = 400\n", "kvspoa.toml:2: deadline: "),
+        (
+            "[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s\"\nevents = \"h:1\"\n",
+            "kvspoa.toml:5: events: ",
+        ),
+    ] {
+        let output = check(config);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains(place), "{said:?} does not name {place:?}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_model_directory_that_cannot_be_used_is_a_mistake_of_the_configuration() {
+    let output = check("[[pool]]\nbackend = \"be\"\nmodel_dir = \"nowhere\"\n");
+    assert_eq!(output.status.code(), Some(64));
+    assert!(text(&output.stderr).contains("nowhere"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn wrong_usage_ends_with_64_and_help_with_0() {
+    assert_eq!(kvspoa(&["rune"]).status.code(), Some(64));
+    assert_eq!(kvspoa(&["run", "--config", "/nonexistent/kvspoa.toml"]).status.code(), Some(64));
+    for command in ["run", "check", "explain", "haproxy-config", "replica", "demo"] {
+        let output = kvspoa(&[command, "--help"]);
+        assert!(output.status.success());
+        assert!(text(&output.stdout).contains("Usage: kvspoa"), "{}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_and_ends_with_70() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let addr = taken.local_addr().expect("an address").to_string();
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("kvspoa.toml");
+    std::fs::write(&path, "[[pool]]\nbackend = \"be\"\n").expect("written");
+    let args = ["run", "--config", path.to_str().expect("UTF-8"), "--spop-listen", &addr];
+    let output = kvspoa(&args);
+    assert_eq!(output.status.code(), Some(70), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains(&addr), "{}", text(&output.stderr));
+}
+
+#[test]
+fn haproxy_config_prints_the_lines_for_the_users_own_names() {
+    let output = kvspoa(&["haproxy-config", "agent", "--agent", "10.0.0.9:9999"]);
+    assert!(output.status.success());
+    assert!(text(&output.stdout).contains("server agent 10.0.0.9:9999 "));
+}
