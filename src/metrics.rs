@@ -3,10 +3,12 @@
 //! Handles are made once and kept; nothing on the request path looks a label up.
 
 mod events;
+mod health;
 mod install;
 mod route;
 
 pub use events::{EventMetrics, FeedLabels};
+pub use health::HealthMetrics;
 pub use install::{InstallError, install};
 pub use route::{PoolMetrics, RankMetrics, RouteMetrics, SettleMetrics};
 

@@ -54,6 +54,8 @@ struct RankModel {
     linked: BTreeSet<usize>,
     ghosts: VecDeque<usize>,
     chunk: u32,
+    /// Copies in lower tiers that the last clear may have taken.
+    doubt: BTreeSet<(usize, usize)>,
 }
 
 impl Default for RankModel {
@@ -64,6 +66,7 @@ impl Default for RankModel {
             linked: BTreeSet::new(),
             ghosts: VecDeque::new(),
             chunk: 0,
+            doubt: BTreeSet::new(),
         }
     }
 }
@@ -116,12 +119,49 @@ impl RankModel {
                 .find(|d| self.chunk.is_multiple_of(*d) && (nodes.len() as u32).is_multiple_of(*d))
                 .unwrap_or(1);
         }
+        if !self.doubt.is_empty() && nodes.iter().all(|node| self.doubt.contains(&(*node, tier))) {
+            self.drop_doubted(tier);
+        }
         for node in nodes {
             self.copies[*node][tier] += 1;
         }
     }
 
+    /// The GPU tier is empty; what lower tiers hold is in doubt.
+    fn clear(&mut self) {
+        self.ghosts.clear();
+        self.doubt.clear();
+        for node in 0..MAX_NODES {
+            self.copies[node][0] = 0;
+            for tier in 1..3 {
+                if self.held(node, tier) {
+                    self.doubt.insert((node, tier));
+                }
+            }
+            if !self.held_anywhere(node) {
+                self.located[node] = false;
+                self.linked.remove(&node);
+            }
+        }
+    }
+
+    fn drop_doubted(&mut self, tier: usize) {
+        let (gone, kept) = std::mem::take(&mut self.doubt).into_iter().partition(|(_, other)| *other == tier);
+        self.doubt = kept;
+        let gone: BTreeSet<(usize, usize)> = gone;
+        for (node, _) in gone {
+            self.copies[node][tier] = 0;
+            if !self.held_anywhere(node) {
+                self.located[node] = false;
+                self.linked.remove(&node);
+            }
+        }
+    }
+
     fn remove(&mut self, node: usize, tier: usize) {
+        if self.doubt.contains(&(node, tier)) {
+            self.doubt.retain(|(_, other)| *other != tier);
+        }
         self.copies[node][tier] = self.copies[node][tier].saturating_sub(1);
         if self.held_anywhere(node) {
             return;
@@ -292,12 +332,11 @@ impl World {
 
     fn reset(&mut self, rank: usize) {
         let id = RankId(rank as u16);
-        let chunk = self.ranks[rank].chunk;
-        self.ranks[rank] = RankModel::default();
         match self.rng.u8(..3) {
             0 => {
                 self.apply(rank, &KvEvent::Cleared);
-                self.ranks[rank].chunk = chunk;
+                self.ranks[rank].clear();
+                return;
             }
             1 => self.index.clear_rank(id),
             _ => {
@@ -305,6 +344,7 @@ impl World {
                 assert!(self.index.add_rank(id));
             }
         }
+        self.ranks[rank] = RankModel::default();
     }
 
     fn check(&mut self) {

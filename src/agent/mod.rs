@@ -1,6 +1,7 @@
 //! The agent as a whole: everything is bound, then everything runs, then everything is shut down in order.
 
 mod error;
+mod models;
 mod settle;
 
 pub use error::AgentError;
@@ -12,12 +13,13 @@ use crate::{
     hash::HashKey,
     lifecycle::LogReceiver,
     metrics::{self, LogMetrics, SpopMetrics},
-    pool::{EventSink, FeedKey, Pool},
+    pool::{EventSink, FeedKey, Pool, Watch},
     route::{RouteHandler, Router, Workers},
     select::{CostConfig, DynamoConfig, Policy, Scheduler, SchedulerConfig},
     spop::{ListenAddr, Server, ServerConfig},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
+use models::ModelLists;
 use settle::Settle;
 use std::{
     io,
@@ -40,6 +42,7 @@ pub struct Agent {
     admin: Admin,
     log: LogReceiver,
     subscriber: Subscriber<FeedKey>,
+    model_lists: ModelLists,
     recorder: PrometheusHandle,
 }
 
@@ -69,7 +72,8 @@ impl Agent {
         let subscriber = subscribe(&pools, key)?;
         let workers = Workers::new(config.prompt.threads, config.prompt.queue);
         let router = Arc::new(Router::new(&pools, workers, config.prompt.inline_bytes, config.spop.deadline));
-        Ok(Self { router, pools, spop, admin, log, subscriber, recorder })
+        let model_lists = ModelLists::new(config, &pools);
+        Ok(Self { router, pools, spop, admin, log, subscriber, model_lists, recorder })
     }
 
     /// Where HAProxy connects.
@@ -101,6 +105,7 @@ impl Agent {
             tracing::error!(%error, "log lines are no longer received: bookings end by their lease alone");
         }));
         tasks.spawn(late.clone().run_until_cancelled_owned(tick(self.pools.clone())));
+        tasks.spawn(late.clone().run_until_cancelled_owned(self.model_lists.follow()));
         tasks.spawn(self.admin.serve(Arc::clone(&self.router), self.recorder, stop.clone()));
         let served = self.spop.serve(RouteHandler(Arc::clone(&self.router)), stop).await;
         late.cancel();
@@ -210,9 +215,11 @@ fn subscribe(pools: &[Arc<Pool>], key: HashKey) -> Result<Subscriber<FeedKey>, A
 
 async fn tick(pools: Vec<Arc<Pool>>) {
     let mut ticks = tokio::time::interval(TICK);
+    let mut watches: Vec<Watch> = pools.iter().map(|_| Watch::default()).collect();
     loop {
         ticks.tick().await;
-        for pool in &pools {
+        for (pool, watch) in pools.iter().zip(&mut watches) {
+            watch.look(pool, Instant::now());
             let expired = pool.scheduler.lock().tick(Instant::now());
             if expired > 0 {
                 tracing::warn!(

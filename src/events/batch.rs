@@ -73,6 +73,9 @@ pub struct Batch {
     pub(super) entries: Vec<Entry>,
     pub(super) engine_hashes: Vec<EngineHash>,
     pub(super) block_hashes: Vec<BlockHash>,
+    /// The adapters named, one after the other, and where each ends.
+    pub(super) adapter_names: String,
+    pub(super) adapter_ends: Vec<usize>,
     pub(super) skipped: [u32; SkipReason::ALL.len()],
     /// The tokens of the event at hand: they go no further than this.
     pub(super) tokens: Vec<TokenId>,
@@ -142,6 +145,23 @@ impl Batch {
         self.block_tokens
     }
 
+    /// The LoRA adapters that the batch's stores name; one after the other in its order, rarely one twice.
+    pub fn adapters(&self) -> impl Iterator<Item = &str> {
+        let mut start = 0;
+        self.adapter_ends.iter().filter_map(move |end| {
+            let name = self.adapter_names.get(start..*end);
+            start = *end;
+            name
+        })
+    }
+
+    pub(super) fn see_adapter(&mut self, name: &str) {
+        if self.adapters().last() != Some(name) {
+            self.adapter_names.push_str(name);
+            self.adapter_ends.push(self.adapter_names.len());
+        }
+    }
+
     /// The greatest number of blocks that divides every CPU store of the batch. vLLM offloads whole chunks, one event
     /// each, and can load back only whole ones: over several batches this converges to the chunk.
     #[must_use]
@@ -180,6 +200,8 @@ impl Batch {
         self.block_tokens = None;
         self.cpu_chunk_blocks = None;
         self.skipped = Default::default();
+        self.adapter_names.clear();
+        empty(&mut self.adapter_ends);
         empty(&mut self.entries);
         empty(&mut self.engine_hashes);
         empty(&mut self.block_hashes);

@@ -35,6 +35,7 @@ pub struct Stream<P> {
     held_bytes: usize,
     catch_up: Option<CatchUp>,
     idle_at: Option<Instant>,
+    gaps: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,6 +92,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             held_bytes: 0,
             catch_up: None,
             idle_at: None,
+            gaps: 0,
         }
     }
 
@@ -109,6 +111,12 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     #[must_use]
     pub fn applied_seq(&self) -> Option<u64> {
         self.applied.map(|applied| applied.seq)
+    }
+
+    /// Holes found in the sequence numbers so far, in the live stream or within a replay.
+    #[must_use]
+    pub const fn gaps(&self) -> u64 {
+        self.gaps
     }
 
     /// Live batches that wait for a replay.
@@ -198,6 +206,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             // A router drops what its queue cannot take, so an answer may have holes (seen with vLLM). The rest of
             // this answer is of no use: it is asked again from the hole.
             let new = *new;
+            self.gaps += 1;
             actions.push(Action::CancelReplay);
             self.pause(new, DegradedReason::ReplayIncomplete, now, actions);
         } else {
@@ -278,6 +287,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
                 self.follow(seq, payload, actions);
             }
         } else if seq > self.next() && self.can_replay {
+            self.gaps += 1;
             self.begin_catch_up(actions);
             self.hold(seq, payload, actions);
         } else {
@@ -285,6 +295,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
                 if self.phase == Phase::Suspended {
                     self.forget(ResetReason::Unproven, actions);
                 }
+                self.gaps += 1;
                 self.degrade(DegradedReason::NoReplay, seq);
             }
             self.phase = Phase::Following;

@@ -301,6 +301,9 @@ impl Batch {
             return Err(SkipReason::OwnParent);
         }
         let first_block = self.block_hashes.len();
+        if let Some(name) = fields.lora_name {
+            self.see_adapter(name);
+        }
         let mut salt = fields.cache_salt;
         // vLLM's CPU stores name their blocks without tokens, unless told to describe themselves.
         if !self.tokens.is_empty() {

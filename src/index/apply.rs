@@ -71,8 +71,7 @@ impl Change<'_> {
                     self.remove(*hash, *tier);
                 }
             }
-            // The index gives the rank a new slot instead.
-            KvEvent::Cleared => {}
+            KvEvent::Cleared => self.clear_gpu(),
         }
     }
 
@@ -82,6 +81,9 @@ impl Change<'_> {
             // One event names one offload chunk; where engines merge or split them, 1 is the safe answer.
             let size = u32::try_from(count).unwrap_or(u32::MAX);
             self.slot.cpu_chunk = greatest_common_divisor(self.slot.cpu_chunk, size);
+        }
+        if stored.tier != Tier::Gpu && self.slot.doubt.is_refuted_by(stored) {
+            self.drop_unconfirmed(stored.tier);
         }
         if stored.tier != Tier::Gpu || stored.block_hashes.is_empty() {
             for hash in stored.engine_hashes {
@@ -107,6 +109,7 @@ impl Change<'_> {
 
     /// A GPU store with tokens.
     fn store_chain(&mut self, stored: &Stored<'_>) {
+        self.slot.doubt.see_gpu_store(stored, self.slot.cpu_chunk);
         let mut copies = Copies::Count;
         let mut place = match stored.parent {
             None => {
@@ -277,6 +280,9 @@ impl Change<'_> {
     }
 
     fn remove(&mut self, hash: EngineHash, tier: Tier) {
+        if tier != Tier::Gpu {
+            self.slot.doubt.see_removal(hash, tier);
+        }
         let Some(block) = self.block(hash) else {
             if self.slot.waiting.remove(hash, tier) {
                 self.applied.removed += 1;
@@ -329,7 +335,7 @@ impl Change<'_> {
         }
     }
 
-    fn forget(&mut self, hash: EngineHash, block: BlockRef) {
+    pub(super) fn forget(&mut self, hash: EngineHash, block: BlockRef) {
         self.slot.engine.remove(hash.0);
         self.runs.forget(block.run());
     }
@@ -339,6 +345,7 @@ impl Change<'_> {
         self.applied.reused += 1;
         for tier in Tier::ALL {
             self.slot.copies.remove(&(hash, tier));
+            self.slot.doubt.forget(hash, tier);
             if self.runs.release(old, LaneId::new(tier, self.id)) {
                 self.slot.blocks[tier.index()] -= 1;
             }
@@ -351,7 +358,7 @@ impl Change<'_> {
         self.slot.truncated = true;
     }
 
-    fn block(&self, hash: EngineHash) -> Option<BlockRef> {
+    pub(super) fn block(&self, hash: EngineHash) -> Option<BlockRef> {
         self.slot.engine.get(hash.0).map(BlockRef)
     }
 

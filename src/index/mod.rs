@@ -13,12 +13,14 @@
 //! | `map`, `paged` | containers that never stop for long |
 //! | `slot`, `waiting` | one rank's own tables |
 //! | `apply` | KV events → changes |
+//! | `doubt` | what a clear leaves in lower tiers |
 //! | `find` | prompt → overlaps |
 //! | `room` | the limit, and cleaning up behind ranks that left |
 
 mod apply;
 #[cfg(debug_assertions)]
 mod check;
+mod doubt;
 mod find;
 mod lanes;
 mod map;
@@ -37,7 +39,7 @@ pub use stats::{Applied, IndexStats, RankStats};
 
 use crate::events::KvEvent;
 use crate::hash::HashKey;
-use crate::units::{RankId, Tier};
+use crate::units::RankId;
 use apply::{Change, Limits};
 use lanes::MAX_SLOTS;
 use room::Pass;
@@ -173,11 +175,11 @@ impl Index {
         let Some(id) = self.slot_of(rank) else {
             return Applied { malformed: 1, ..Applied::default() };
         };
-        if *event == KvEvent::Cleared {
-            return self.apply_cleared(rank);
-        }
         self.clock.events += 1;
         let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
+        if *event == KvEvent::Cleared && !slot.has_lower_blocks() {
+            return self.clear_all(rank);
+        }
         let before = slot.bytes();
         // Near the limit, parents are missing because they were dropped: they will not come.
         let waiting = if self.nearly_full { 0 } else { self.config.max_waiting_blocks };
@@ -233,10 +235,17 @@ impl Index {
         Some(self.slots[usize::from(id)].as_ref()?.stats())
     }
 
-    /// The event does not tell whether only the GPU tier was reset or the lower tiers too (vLLM sends the same for
-    /// both). Nothing is credited that may be gone: the lower tiers' blocks are forgotten as well, and count again
-    /// as soon as the engine stores them anew.
-    fn apply_cleared(&mut self, rank: RankId) -> Applied {
+    /// All events of a batch of the rank were applied.
+    pub fn end_batch(&mut self, rank: RankId) {
+        if let Some(slot) = self.slot_of(rank).and_then(|id| self.slots[usize::from(id)].as_mut()) {
+            let before = slot.bytes();
+            slot.doubt.end_batch();
+            self.slot_bytes = self.slot_bytes + slot.bytes() - before;
+        }
+    }
+
+    /// A clear of a rank that has nothing but its GPU tier: a new slot, which takes no time. Its figures go on.
+    fn clear_all(&mut self, rank: RankId) -> Applied {
         let old = self.rank_stats(rank).unwrap_or_default();
         let applied = Applied { cleared: 1, ..Applied::default() };
         self.clear_rank(rank);
@@ -245,7 +254,6 @@ impl Index {
             slot.totals = old.totals;
             slot.totals += applied;
             slot.evicted = old.evicted;
-            slot.unconfirmed = old.unconfirmed + old.blocks_in(Tier::Cpu) + old.blocks_in(Tier::Disk);
             slot.cpu_chunk = old.cpu_chunk_blocks;
         }
         applied

@@ -1,5 +1,6 @@
 //! One rank's own tables.
 
+use super::doubt::Doubt;
 use super::map::RefMap;
 use super::stats::{Applied, RankStats};
 use super::waiting::Waiting;
@@ -27,7 +28,8 @@ pub(super) struct Slot {
     pub(super) blocks: [u64; 3],
     /// Greatest common divisor of the sizes of the CPU stores; 0 before the first.
     pub(super) cpu_chunk: u32,
-    pub(super) unconfirmed: u64,
+    /// Blocks of lower tiers that the last clear may have taken.
+    pub(super) doubt: Doubt,
     pub(super) evicted: u64,
     pub(super) truncated: bool,
     pub(super) totals: Applied,
@@ -42,7 +44,7 @@ impl Slot {
             ghosts: VecDeque::new(),
             blocks: [0; 3],
             cpu_chunk: 0,
-            unconfirmed: 0,
+            doubt: Doubt::default(),
             evicted: 0,
             truncated: false,
             totals: Applied::default(),
@@ -54,10 +56,17 @@ impl Slot {
             + self.copies.len() * COPIES_BYTES
             + self.waiting.bytes()
             + self.ghosts.len() * size_of::<EngineHash>()
+            + self.doubt.bytes()
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.engine.len() == 0 && self.waiting.is_empty()
+    }
+
+    /// Whether a lower tier holds anything, placed or waiting.
+    pub(super) fn has_lower_blocks(&self) -> bool {
+        let [_, cpu, disk] = self.blocks;
+        cpu + disk > 0 || !self.waiting.is_empty()
     }
 
     pub(super) fn stats(&self) -> RankStats {
@@ -67,7 +76,7 @@ impl Slot {
             ghosts: self.ghosts.len() as u64,
             duplicated: self.copies.len() as u64,
             cpu_chunk_blocks: self.cpu_chunk,
-            unconfirmed: self.unconfirmed,
+            unconfirmed: self.doubt.blocks(),
             evicted: self.evicted,
             truncated: self.truncated,
             bytes: self.bytes() as u64,

@@ -28,8 +28,8 @@ pub struct Applied {
     pub dropped: u64,
     /// Events of which nothing could be used: their lists disagree in length, or the rank is not in the index.
     pub malformed: u64,
-    /// Events that cleared the rank. They do not tell whether the lower tiers were cleared too: those are no longer
-    /// scored, until the engine stores their blocks anew.
+    /// Events that cleared the rank. They do not tell whether the lower tiers were cleared too, see
+    /// [`RankStats::unconfirmed`].
     pub cleared: u64,
 }
 
@@ -63,7 +63,8 @@ pub struct RankStats {
     pub duplicated: u64,
     /// Blocks of one offload chunk; 0 while no CPU store was seen.
     pub cpu_chunk_blocks: u32,
-    /// Blocks of lower tiers that a clear may have left in place: they are not scored, see [`Applied::cleared`].
+    /// Blocks of lower tiers that the last clear may have taken. They are scored until the engine shows that they
+    /// are gone.
     pub unconfirmed: u64,
     /// Blocks dropped because the index reached its limit.
     pub evicted: u64,

@@ -1,6 +1,6 @@
 //! Decisions, what became of them, and the state of the pools.
 
-use super::FeedLabels;
+use super::{FeedLabels, HealthMetrics};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::time::Duration;
 
@@ -96,6 +96,8 @@ impl SettleMetrics {
 pub struct PoolMetrics {
     /// Bytes of the pool's index.
     pub index_bytes: Gauge,
+    /// 1 while no prompt ever matched although the replicas publish blocks.
+    pub nothing_matches: Gauge,
     /// Bookings that outlived their lease.
     pub expired: Counter,
     /// Choices that were not booked because too many bookings were there.
@@ -117,24 +119,32 @@ pub struct RankMetrics {
     pub booked_blocks: Gauge,
     /// Blocks known to be held, by tier: GPU, CPU, disk.
     pub blocks: [Gauge; 3],
+    /// How well its cache is known.
+    pub health: HealthMetrics,
 }
 
 impl PoolMetrics {
     /// Registers the metrics with the process's recorder.
     #[must_use]
-    pub fn register(pool: &str, ranks: &[FeedLabels]) -> Self {
+    pub fn register(
+        pool: &str,
+        ranks: &[FeedLabels],
+        states: &[&'static str],
+        faults: &[&'static str],
+    ) -> Self {
         Self {
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
+            nothing_matches: gauge!("kvspoa_nothing_matches", "pool" => pool.to_owned()),
             expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
             not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),
             ended_early: counter!("kvspoa_ended_before_choice_total", "pool" => pool.to_owned()),
-            ranks: ranks.iter().map(RankMetrics::register).collect(),
+            ranks: ranks.iter().map(|rank| RankMetrics::register(rank, states, faults)).collect(),
         }
     }
 }
 
 impl RankMetrics {
-    fn register(rank: &FeedLabels) -> Self {
+    fn register(rank: &FeedLabels, states: &[&'static str], faults: &[&'static str]) -> Self {
         let labels =
             [("pool", rank.pool.clone()), ("server", rank.server.clone()), ("rank", rank.rank.to_string())];
         let blocks = |tier: &str| {
@@ -147,6 +157,7 @@ impl RankMetrics {
             prefill_tokens: gauge!("kvspoa_prefill_tokens", &labels),
             booked_blocks: gauge!("kvspoa_booked_blocks", &labels),
             blocks: ["gpu", "cpu", "disk"].map(blocks),
+            health: HealthMetrics::register(rank, states, faults),
         }
     }
 }

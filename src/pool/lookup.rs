@@ -1,8 +1,7 @@
 //! What the pool's caches hold of one prompt, and under which circumstances that was read.
 
-use super::Pool;
+use super::{Pool, RankState};
 use crate::{
-    events::FeedState,
     index::Overlaps,
     select::{Candidate, PromptBlocks},
     units::{RankId, SequenceHash, TokenId},
@@ -28,28 +27,14 @@ pub struct Lookup {
 pub struct Stream {
     /// Which rank.
     pub rank: RankId,
-    /// `None`: the rank publishes no events.
-    pub state: Option<FeedState>,
+    /// How far the rank's cache is known.
+    pub state: RankState,
+    /// Whether its publisher may still be heard for the first time soon.
+    pub is_starting: bool,
     /// The last batch applied.
     pub applied_seq: Option<u64>,
     /// Tokens per block, once a block was stored.
     pub block_tokens: Option<u32>,
-}
-
-impl Stream {
-    /// Why the state is not exact, where the stream itself knows.
-    #[must_use]
-    pub const fn degraded(&self) -> Option<&'static str> {
-        match self.state {
-            Some(FeedState::Degraded(reason)) => Some(reason.as_str()),
-            _ => None,
-        }
-    }
-
-    /// Whether the rank's known blocks may be counted on.
-    const fn is_trusted(&self) -> bool {
-        matches!(self.state, Some(FeedState::Exact | FeedState::Degraded(_)))
-    }
 }
 
 impl Pool {
@@ -58,7 +43,7 @@ impl Pool {
     pub fn lookup(&self, tokens: Option<&[TokenId]>, root: SequenceHash, prompt_tokens: u32) -> Lookup {
         let streams = self.streams();
         let mut sizes: Vec<u32> =
-            streams.iter().filter(|s| s.is_trusted()).filter_map(|s| s.block_tokens).collect();
+            streams.iter().filter(|s| s.state.is_trusted()).filter_map(|s| s.block_tokens).collect();
         sizes.sort_unstable();
         sizes.dedup();
         // Hashed before the lock is taken: the longest part of a look-up.
@@ -69,7 +54,7 @@ impl Pool {
         let mut candidates: Vec<Candidate> = streams
             .iter()
             .map(|stream| Candidate {
-                trusted: stream.is_trusted(),
+                trusted: stream.state.is_trusted(),
                 ..Candidate::idle(stream.rank, stream.block_tokens.unwrap_or(USUAL_BLOCK_TOKENS))
             })
             .collect();
@@ -97,7 +82,8 @@ impl Pool {
             .zip(&caches.feeds)
             .map(|(rank, feed)| Stream {
                 rank,
-                state: feed.configured.then_some(feed.state),
+                state: feed.rank_state(&caches.index.rank_stats(rank).unwrap_or_default()),
+                is_starting: feed.is_starting(),
                 applied_seq: feed.applied_seq,
                 block_tokens: feed.block_tokens,
             })

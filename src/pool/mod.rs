@@ -3,13 +3,17 @@
 //! Two locks, never nested the other way round: `scheduler` may be held while `caches` is read. Neither is held
 //! across an await, and writers of `caches` hold it for a bounded number of events.
 
+mod adapters;
 mod lookup;
 mod sink;
 mod view;
+mod watch;
 
+pub use adapters::Adapters;
 pub use lookup::{Lookup, Stream};
 pub use sink::{EventSink, FeedKey};
-pub use view::{CacheView, Feed};
+pub use view::{CacheView, Feed, FeedFault, RankState};
+pub use watch::{Matching, Watch};
 
 use crate::{
     config,
@@ -33,7 +37,9 @@ pub struct Pool {
     /// The key of the process's block hashes.
     pub key: HashKey,
     /// The LoRA adapters that are asked for by name, as a model.
-    pub adapters: Vec<String>,
+    pub adapters: Adapters,
+    /// How often prompts matched.
+    pub matching: Matching,
     /// The ranks, by [`RankId`].
     pub ranks: Vec<Rank>,
     /// What the ranks' caches hold, as far as their events tell.
@@ -90,11 +96,12 @@ impl Pool {
             index.add_rank(*id);
         }
         scheduler.set_ranks(&rank_ids, Instant::now());
-        let caches = RwLock::new(CacheView::new(index, &ranks));
+        let caches = RwLock::new(CacheView::new(index, &ranks, Instant::now()));
         Ok(Self {
             backend: pool.backend.clone(),
             model,
-            adapters: pool.adapters.clone(),
+            adapters: Adapters::new(&pool.adapters),
+            matching: Matching::default(),
             key: key.clone(),
             ranks,
             caches,
@@ -110,7 +117,7 @@ impl Pool {
     /// Where the chain of a prompt starts: the caches of each LoRA adapter and of each salt are apart.
     #[must_use]
     pub fn root(&self, model: Option<&str>, cache_salt: Option<&str>) -> SequenceHash {
-        let adapter = model.filter(|model| self.adapters.iter().any(|adapter| adapter == model));
+        let adapter = model.filter(|model| self.adapters.contains(model));
         self.key.root(adapter, cache_salt)
     }
 

@@ -5,7 +5,10 @@ use crate::{
     events::{Batch, FeedState, ResetReason, Sink},
     units::RankId,
 };
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
 
 /// Names one rank's stream: the pool's place in the configuration and the rank in it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -39,17 +42,9 @@ impl Sink for EventSink {
 
     fn apply(&mut self, key: FeedKey, seq: u64, batch: &Batch) {
         let Some(pool) = self.pool(key) else { return };
-        {
-            let mut caches = pool.caches.write();
-            let caches = &mut *caches;
-            for event in batch.events() {
-                caches.index.apply(key.rank, &event);
-            }
-            if let Some(feed) = caches.feeds.get_mut(key.rank.index()) {
-                feed.applied_seq = Some(seq);
-                feed.block_tokens = batch.block_tokens().or(feed.block_tokens);
-            }
-        }
+        // A clock before the epoch is no clock: the lag is then 0.
+        let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        pool.apply(key.rank, seq, batch, now_seconds);
         let mut scheduler = pool.scheduler.lock();
         scheduler.progress(
             key.rank,
@@ -60,18 +55,42 @@ impl Sink for EventSink {
 
     fn reset(&mut self, key: FeedKey, _: ResetReason) {
         let Some(pool) = self.pool(key) else { return };
-        pool.caches.write().index.clear_rank(key.rank);
+        let mut caches = pool.caches.write();
+        caches.index.clear_rank(key.rank);
+        if let Some(feed) = caches.feeds.get_mut(key.rank.index()) {
+            feed.reset();
+        }
     }
 
     fn state(&mut self, key: FeedKey, state: FeedState, applied_seq: Option<u64>) {
         let Some(pool) = self.pool(key) else { return };
-        let mut caches = pool.caches.write();
-        let Some(feed) = caches.feeds.get_mut(key.rank.index()) else { return };
-        feed.state = state;
-        feed.applied_seq = applied_seq;
+        if let Some(feed) = pool.caches.write().feeds.get_mut(key.rank.index()) {
+            feed.set_state(state, applied_seq, Instant::now());
+        }
     }
 
     fn removed(&mut self, _: FeedKey) {
         // Ranks do not leave yet: the configuration is static.
     }
 }
+
+impl Pool {
+    /// Applies a batch of a rank to the index.
+    fn apply(&self, rank: RankId, seq: u64, batch: &Batch, now_seconds: f64) {
+        for name in batch.adapters() {
+            self.adapters.learn(name);
+        }
+        let mut caches = self.caches.write();
+        let caches = &mut *caches;
+        if caches.feeds.get_mut(rank.index()).is_some_and(|feed| feed.see(seq, batch, now_seconds)) {
+            caches.index.clear_rank(rank);
+        }
+        for event in batch.events() {
+            caches.index.apply(rank, &event);
+        }
+        caches.index.end_batch(rank);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,23 @@
 //! What the ranks' caches hold, and how far that can be trusted.
 
 use super::Rank;
-use crate::{events::FeedState, index::Index};
+use crate::{
+    events::{Batch, FeedState, KvEvent},
+    index::{Index, RankStats},
+    units::Tier,
+};
+use std::time::{Duration, Instant};
+
+/// A publisher that was not heard for so long is out of reach: a wrong or dead port, most likely. Engines take minutes
+/// to start, so it may still come.
+pub(super) const UNREACHABLE_AFTER: Duration = Duration::from_secs(30);
+
+/// Stores without tokens, and none with them, after which the engine is taken to publish no token ids.
+const STORES_WITHOUT_TOKENS: u32 = 16;
+
+/// Batches in a row with blocks of another size after which the rank's blocks are of that size. One alone may be about
+/// a block that is filled in part.
+const BATCHES_OF_ANOTHER_SIZE: u32 = 8;
 
 /// The index of a pool together with the state of each rank's stream: read under one lock, so that an overlap and the
 /// sequence number at which it was true belong together.
@@ -11,6 +27,86 @@ pub struct CacheView {
     pub index: Index,
     /// The streams, by rank.
     pub feeds: Vec<Feed>,
+}
+
+/// How far one rank's cache is known.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum RankState {
+    /// What the index says is what the engine holds.
+    Exact,
+    /// Followed, but not known to be right; why.
+    Degraded(&'static str),
+    /// The rank publishes no events: a candidate with an empty cache.
+    NoEvents,
+    /// It should publish events, but nothing known of its cache counts; why.
+    LoadOnly(&'static str),
+}
+
+impl RankState {
+    /// All names, in the order of their gauges.
+    pub const NAMES: [&'static str; 4] = ["exact", "degraded", "no_events", "load_only"];
+
+    /// The state's name in metrics and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Degraded(_) => "degraded",
+            Self::NoEvents => "no_events",
+            Self::LoadOnly(_) => "load_only",
+        }
+    }
+
+    /// Why it is not exact.
+    #[must_use]
+    pub const fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Degraded(reason) | Self::LoadOnly(reason) => Some(reason),
+            Self::Exact | Self::NoEvents => None,
+        }
+    }
+
+    /// Whether the rank's known blocks may be counted on.
+    #[must_use]
+    pub const fn is_trusted(self) -> bool {
+        matches!(self, Self::Exact | Self::Degraded(_))
+    }
+}
+
+/// A fault of a rank's stream that somebody has to mend. Nothing else would show it: the rank only never matches.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FeedFault {
+    /// Nothing was ever heard from the endpoint.
+    Unreachable,
+    /// The engine's events name blocks without their tokens.
+    NoTokenIds,
+    /// The size of its blocks changed under way.
+    BlockSizeChanged,
+}
+
+impl FeedFault {
+    /// All faults, in the order of their gauges.
+    pub const ALL: [Self; 3] = [Self::Unreachable, Self::NoTokenIds, Self::BlockSizeChanged];
+
+    /// The fault's name in metrics and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::NoTokenIds => "no_token_ids",
+            Self::BlockSizeChanged => "block_size_changed",
+        }
+    }
+
+    /// What to look at.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Unreachable => "no KV events were ever heard: is the port right, and are events on?",
+            Self::NoTokenIds => "KV events carry no token ids: no prompt can match this replica",
+            Self::BlockSizeChanged => "KV events changed their block size: the replica's index starts anew",
+        }
+    }
 }
 
 /// What is known of one rank's stream of KV events.
@@ -24,19 +120,151 @@ pub struct Feed {
     pub applied_seq: Option<u64>,
     /// Tokens per block, as the events say; unknown before the first stored block.
     pub block_tokens: Option<u32>,
+    /// How far behind the engine's clock the last live batch was applied, in seconds; the clocks' difference is in it.
+    pub lag_seconds: f64,
+    /// Times that the block size changed under way.
+    pub size_changes: u64,
+    other_size: Option<(u32, u32)>,
+    size_changed: bool,
+    window_groups: bool,
+    stores_without_tokens: u32,
+    heard_tokens: bool,
+    unreachable: bool,
+    connecting_since: Instant,
+}
+
+impl Feed {
+    pub(super) fn new(configured: bool, now: Instant) -> Self {
+        Self {
+            configured,
+            state: FeedState::Connecting,
+            applied_seq: None,
+            block_tokens: None,
+            lag_seconds: 0.0,
+            size_changes: 0,
+            other_size: None,
+            size_changed: false,
+            window_groups: false,
+            stores_without_tokens: 0,
+            heard_tokens: false,
+            unreachable: false,
+            connecting_since: now,
+        }
+    }
+
+    /// How far the rank's cache is known. `stats` are its figures in the index.
+    #[must_use]
+    pub fn rank_state(&self, stats: &RankStats) -> RankState {
+        if !self.configured {
+            return RankState::NoEvents;
+        }
+        match self.state {
+            FeedState::Connecting | FeedState::Suspended => {
+                RankState::LoadOnly(self.fault().map_or(self.state.as_str(), FeedFault::as_str))
+            }
+            _ if self.fault() == Some(FeedFault::NoTokenIds) => {
+                RankState::LoadOnly(FeedFault::NoTokenIds.as_str())
+            }
+            FeedState::Degraded(reason) => RankState::Degraded(reason.as_str()),
+            FeedState::Exact if self.size_changed => {
+                RankState::Degraded(FeedFault::BlockSizeChanged.as_str())
+            }
+            // A hit needs the window's or the recurrent group's blocks too, which the index does not follow.
+            FeedState::Exact if self.window_groups => RankState::Degraded("window_groups"),
+            FeedState::Exact if stats.truncated => RankState::Degraded("index_full"),
+            FeedState::Exact if stats.unconfirmed > 0 => RankState::Degraded("lower_tiers_unconfirmed"),
+            FeedState::Exact => RankState::Exact,
+        }
+    }
+
+    /// Whether the publisher has not been heard, but may be soon.
+    pub(super) fn is_starting(&self) -> bool {
+        self.configured && self.state == FeedState::Connecting && !self.unreachable
+    }
+
+    /// What is wrong with the stream, if it has to be mended elsewhere.
+    #[must_use]
+    pub const fn fault(&self) -> Option<FeedFault> {
+        if self.unreachable {
+            Some(FeedFault::Unreachable)
+        } else if !self.heard_tokens && self.stores_without_tokens >= STORES_WITHOUT_TOKENS {
+            Some(FeedFault::NoTokenIds)
+        } else if self.size_changed {
+            Some(FeedFault::BlockSizeChanged)
+        } else {
+            None
+        }
+    }
+
+    /// A batch is about to be applied. Returns whether the rank's blocks must be forgotten first, because its blocks
+    /// are of another size now. `now_seconds` is the wall clock's, since the epoch.
+    pub(super) fn see(&mut self, seq: u64, batch: &Batch, now_seconds: f64) -> bool {
+        self.applied_seq = Some(seq);
+        self.unreachable = false;
+        self.window_groups = batch.has_window_groups();
+        if matches!(self.state, FeedState::Exact | FeedState::Degraded(_)) {
+            self.lag_seconds = (now_seconds - batch.timestamp_seconds()).max(0.0);
+        }
+        if batch.has_cleared() {
+            self.size_changed = false;
+        }
+        for event in batch.events() {
+            if let KvEvent::Stored(stored) = event
+                && stored.tier == Tier::Gpu
+            {
+                self.heard_tokens |= !stored.block_hashes.is_empty();
+                self.stores_without_tokens = self.stores_without_tokens.saturating_add(1);
+            }
+        }
+        batch.block_tokens().is_some_and(|size| self.see_size(size))
+    }
+
+    fn see_size(&mut self, size: u32) -> bool {
+        if self.block_tokens.is_none_or(|known| known == size) {
+            self.block_tokens = Some(size);
+            self.other_size = None;
+            return false;
+        }
+        let batches = match self.other_size {
+            Some((other, batches)) if other == size => batches + 1,
+            _ => 1,
+        };
+        self.other_size = Some((size, batches));
+        if batches < BATCHES_OF_ANOTHER_SIZE {
+            return false;
+        }
+        self.block_tokens = Some(size);
+        self.other_size = None;
+        self.size_changed = true;
+        self.size_changes += 1;
+        true
+    }
+
+    /// Another process publishes.
+    pub(super) fn reset(&mut self) {
+        let Self { configured, state, size_changes, connecting_since, .. } = *self;
+        *self = Self { state, size_changes, ..Self::new(configured, connecting_since) };
+    }
+
+    pub(super) fn set_state(&mut self, state: FeedState, applied_seq: Option<u64>, now: Instant) {
+        self.state = state;
+        self.applied_seq = applied_seq;
+        self.unreachable = false;
+        self.connecting_since = now;
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Instant) {
+        self.unreachable = self.configured
+            && self.state == FeedState::Connecting
+            && self.applied_seq.is_none()
+            && now.saturating_duration_since(self.connecting_since) >= UNREACHABLE_AFTER;
+    }
 }
 
 impl CacheView {
-    pub(super) fn new(index: Index, ranks: &[Rank]) -> Self {
-        let feeds = ranks
-            .iter()
-            .map(|rank| Feed {
-                configured: rank.feed.events.is_some(),
-                state: FeedState::Connecting,
-                applied_seq: None,
-                block_tokens: None,
-            })
-            .collect();
+    pub(super) fn new(index: Index, ranks: &[Rank], now: Instant) -> Self {
+        let feeds = ranks.iter().map(|rank| Feed::new(rank.feed.events.is_some(), now)).collect();
         Self { index, feeds }
     }
 }

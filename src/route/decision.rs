@@ -3,8 +3,7 @@
 
 use super::Reason;
 use crate::{
-    events::FeedState,
-    pool::{Pool, Rank, Stream},
+    pool::{Pool, Rank, RankState, Stream},
     select::Choice,
     spop::{Actions, Scope},
     units::{RankId, TokenId},
@@ -36,9 +35,9 @@ impl State {
     }
 
     fn of(tokens_known: bool, streams: &[Stream]) -> Self {
-        if !tokens_known || streams.iter().all(|stream| stream.state.is_none()) {
+        if !tokens_known || streams.iter().all(|stream| stream.state == RankState::NoEvents) {
             Self::LoadOnly
-        } else if streams.iter().all(|stream| stream.state == Some(FeedState::Exact)) {
+        } else if streams.iter().all(|stream| stream.state == RankState::Exact) {
             Self::Exact
         } else {
             Self::Degraded
@@ -87,8 +86,8 @@ pub struct Chosen {
     pub rank: RankId,
     /// Prompt tokens that its cache holds, on any tier, confirmed by its events.
     pub matched_tokens: u32,
-    /// Its stream's state; `None`: it has none.
-    pub state: Option<FeedState>,
+    /// How far its cache was known.
+    pub state: RankState,
 }
 
 impl Decision {
@@ -118,7 +117,10 @@ impl Decision {
         let chosen = choice.chosen().map(|terms| Chosen {
             rank: terms.rank,
             matched_tokens: terms.confirmed.tokens(),
-            state: streams.iter().find(|stream| stream.rank == terms.rank).and_then(|stream| stream.state),
+            state: streams
+                .iter()
+                .find(|stream| stream.rank == terms.rank)
+                .map_or(RankState::NoEvents, |stream| stream.state),
         });
         let reason = match (&tokens, chosen) {
             (_, None) => Reason::NoReplica,

@@ -2,8 +2,7 @@
 
 use super::{Decision, State};
 use crate::{
-    events::FeedState,
-    pool::{Rank, Stream},
+    pool::{Rank, RankState, Stream},
     select::Terms,
 };
 use serde::Serialize;
@@ -51,7 +50,7 @@ struct Micros {
 struct ReplicaExplanation {
     server: String,
     rank: u16,
-    /// The state of its stream of KV events; `load_only` where it has none.
+    /// How far its cache is known: exact, degraded, no_events, load_only.
     state: &'static str,
     /// Why it is not exact.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,12 +123,12 @@ impl Decision {
 
 impl ReplicaExplanation {
     fn new(rank: &Rank, terms: &Terms, stream: Option<&Stream>) -> Self {
-        let state = stream.and_then(|stream| stream.state);
+        let state = stream.map_or(RankState::NoEvents, |stream| stream.state);
         Self {
             server: rank.server.to_string(),
             rank: rank.rank,
-            state: state.map_or("load_only", FeedState::as_str),
-            state_reason: stream.and_then(Stream::degraded),
+            state: state.as_str(),
+            state_reason: state.reason(),
             gpu_tokens: terms.confirmed.gpu_tokens,
             cpu_tokens: terms.confirmed.cpu_tokens,
             disk_tokens: terms.confirmed.disk_tokens,

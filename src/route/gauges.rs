@@ -1,6 +1,11 @@
 //! Metrics of the pools that follow from their state, brought up to date when they are read.
 
 use super::Router;
+use crate::{
+    index::RankStats,
+    metrics::HealthMetrics,
+    pool::{Feed, FeedFault, RankState},
+};
 
 impl Router {
     /// Sets every gauge that follows from a pool's state. Called before the metrics are rendered, so that nothing of it
@@ -21,6 +26,7 @@ impl Router {
                     gauges.booked_blocks.set(load.booked_blocks as f64);
                 }
             }
+            metrics.nothing_matches.set(f64::from(u8::from(pool.nothing_matches())));
             let caches = pool.caches.read();
             metrics.index_bytes.set(caches.index.stats().bytes as f64);
             for (rank, gauges) in pool.rank_ids().zip(&metrics.ranks) {
@@ -28,7 +34,26 @@ impl Router {
                 for (gauge, blocks) in gauges.blocks.iter().zip(stats.blocks) {
                     gauge.set(blocks as f64);
                 }
+                if let Some(feed) = caches.feeds.get(rank.index()) {
+                    set_health(&gauges.health, feed, &stats);
+                }
             }
         }
     }
+}
+
+fn set_health(metrics: &HealthMetrics, feed: &Feed, stats: &RankStats) {
+    let state = feed.rank_state(stats).as_str();
+    for (gauge, name) in metrics.states.iter().zip(RankState::NAMES) {
+        gauge.set(f64::from(u8::from(name == state)));
+    }
+    for (gauge, fault) in metrics.faults.iter().zip(FeedFault::ALL) {
+        gauge.set(f64::from(u8::from(feed.fault() == Some(fault))));
+    }
+    metrics.waiting_blocks.set(stats.waiting as f64);
+    metrics.unconfirmed_blocks.set(stats.unconfirmed as f64);
+    metrics.orphans.absolute(stats.totals.orphaned);
+    metrics.lag_seconds.set(feed.lag_seconds);
+    metrics.block_tokens.set(feed.block_tokens.unwrap_or(0));
+    metrics.block_size_changes.absolute(feed.size_changes);
 }

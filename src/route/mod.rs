@@ -15,7 +15,7 @@ pub use workers::{NotDone, Workers};
 
 use crate::{
     metrics::{PoolMetrics, RouteMetrics},
-    pool::Pool,
+    pool::{FeedFault, Pool, RankState},
     request::{Endpoint, RoutingRequest, body},
     select::Ask,
     spop::{Actions, Handler},
@@ -70,7 +70,12 @@ impl Router {
             by_backend: pools.iter().zip(0..).map(|(pool, at)| (pool.backend.clone(), at)).collect(),
             pools: pools
                 .iter()
-                .map(|pool| (Arc::clone(pool), PoolMetrics::register(&pool.backend, &pool.labels())))
+                .map(|pool| {
+                    let faults = FeedFault::ALL.map(FeedFault::as_str);
+                    let metrics =
+                        PoolMetrics::register(&pool.backend, &pool.labels(), &RankState::NAMES, &faults);
+                    (Arc::clone(pool), metrics)
+                })
                 .collect(),
             workers,
             inline_bytes,
@@ -146,6 +151,10 @@ impl Router {
         let (Some(tokens), Some(chosen)) = (&decision.tokens, decision.chosen) else { return };
         self.metrics.prompt_tokens.increment(tokens.len() as u64);
         self.metrics.matched_tokens.increment(u64::from(chosen.matched_tokens));
+        if let (Some(pool), Some(choice)) = (&decision.pool, &decision.choice) {
+            let best = choice.terms.iter().map(|terms| terms.confirmed.tokens()).max().unwrap_or(0);
+            pool.matching.see(tokens.len(), best);
+        }
         let Stages { prompt, lookup, choice, total } = decision.stages;
         self.metrics.times(total, prompt, lookup, choice);
     }

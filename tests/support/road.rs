@@ -38,8 +38,14 @@ impl Road {
         let args = replica_args(replica);
         let replicas: Vec<Replica> =
             (0..count).map(|_| runtime.block_on(Replica::start(&args)).expect("a replica")).collect();
+        let feeds = replicas.iter().map(|r| r.ranks()[0].events.clone()).collect::<Vec<_>>();
+        Self::with(binary, runtime, replicas, &feeds)
+    }
+
+    /// The same with replicas that run already, and the endpoints where the agent hears each of them.
+    pub(crate) fn with(binary: &Binary, runtime: Runtime, replicas: Vec<Replica>, feeds: &[String]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let agent = AgentProcess::start(directory.path(), &replicas);
+        let agent = AgentProcess::start(directory.path(), &replicas, feeds);
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let files = haproxy_files(directory.path(), address, &agent, &replicas);
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
@@ -55,7 +61,7 @@ impl Road {
 }
 
 /// The replica's flags on top of ports that the system picks.
-fn replica_args(flags: &[&str]) -> ReplicaArgs {
+pub(crate) fn replica_args(flags: &[&str]) -> ReplicaArgs {
     #[derive(clap::Parser)]
     struct Cli {
         #[command(flatten)]
@@ -99,20 +105,18 @@ pub(crate) struct AgentProcess {
 }
 
 impl AgentProcess {
-    fn start(dir: &Path, replicas: &[Replica]) -> Self {
+    fn start(dir: &Path, replicas: &[Replica], feeds: &[String]) -> Self {
         let [spop, admin, log] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         let mut text = format!(
             "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\n[[pool]]\nbackend = \"{POOL}\"\n"
         );
-        for (number, replica) in replicas.iter().enumerate() {
-            let rank = &replica.ranks()[0];
+        for (number, (replica, events)) in replicas.iter().zip(feeds).enumerate() {
             write!(
                 text,
-                "[[pool.replica]]\nserver = \"s{}\"\nhttp = \"{}\"\nevents = \"{}\"\nreplay = \"{}\"\n",
+                "[[pool.replica]]\nserver = \"s{}\"\nhttp = \"{}\"\nevents = \"{events}\"\nreplay = \"{}\"\n",
                 number + 1,
                 replica.http_addr(),
-                rank.events,
-                rank.replay
+                replica.ranks()[0].replay
             )
             .expect("a string");
         }
@@ -158,12 +162,25 @@ impl AgentProcess {
         serde_json::from_slice(&answer.body).expect("JSON")
     }
 
+    /// `/readyz`, whatever its status.
+    pub(crate) fn ranks(&self) -> Vec<Value> {
+        let answer = http::get(self.admin, "/readyz");
+        let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        json["ranks"].as_array().expect("a list").clone()
+    }
+
     /// The sum over all labels of a metric.
     pub(crate) fn metric(&self, name: &str) -> f64 {
+        self.metric_with(name, "")
+    }
+
+    /// The sum over all labels of which the text has `part`.
+    pub(crate) fn metric_with(&self, name: &str, part: &str) -> f64 {
         let text = http::get(self.admin, "/metrics").text();
         let values: Vec<f64> = text
             .lines()
             .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])))
+            .filter(|line| line.contains(part))
             .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
             .collect();
         assert!(!values.is_empty(), "no metric {name} in:\n{text}");

@@ -253,6 +253,7 @@ impl<S: Sink> Worker<S> {
             }
             std::mem::swap(&mut actions, &mut further);
         }
+        slot.metrics.gaps.absolute(slot.stream.gaps());
         self.actions = actions;
     }
 }

@@ -1,0 +1,222 @@
+use super::*;
+use crate::{
+    config,
+    events::{DegradedReason, Groups},
+    hash::HashKey,
+    pool::{FeedFault, RankState, Watch, view::UNREACHABLE_AFTER},
+    select::{Policy, Scheduler, SchedulerConfig},
+    units::TokenId,
+};
+use serde_json::{Value, json};
+
+const RANK: RankId = RankId(0);
+
+/// A pool of one replica, and what its stream has told.
+struct Scene {
+    sink: EventSink,
+    pool: Arc<Pool>,
+    key: HashKey,
+    groups: Groups,
+    seq: u64,
+}
+
+impl Scene {
+    fn connecting() -> Self {
+        let key = HashKey::from_seed(1);
+        let rank = config::Rank {
+            events: Some(crate::events::Endpoint::parse("tcp://127.0.0.1:5557").expect("an endpoint")),
+            replay: None,
+        };
+        let pool = config::Pool {
+            backend: "be_llm".to_owned(),
+            model_dir: None,
+            adapters: vec!["configured".to_owned()],
+            replicas: vec![config::Replica { server: "s1".to_owned(), http: None, ranks: vec![rank] }],
+        };
+        let scheduler = Scheduler::new(Policy::LeastLoaded, SchedulerConfig::default(), 1);
+        let pool = Arc::new(Pool::new(&pool, &key, 64 << 20, scheduler).expect("a pool"));
+        let sink = EventSink::new(vec![Arc::clone(&pool)]);
+        Self { sink, pool, key, groups: Groups::default(), seq: 0 }
+    }
+
+    fn exact() -> Self {
+        let mut scene = Self::connecting();
+        scene.state(FeedState::Exact);
+        scene
+    }
+
+    const FEED: FeedKey = FeedKey { pool: 0, rank: RANK };
+
+    fn state(&mut self, state: FeedState) {
+        self.sink.state(Self::FEED, state, None);
+    }
+
+    fn apply(&mut self, events: Value) {
+        let payload = rmp_serde::to_vec(&(100.0, events, 0)).expect("encodes");
+        let mut batch = Batch::new();
+        batch.decode(&payload, &self.key, &mut self.groups).expect("decodes");
+        self.sink.apply(Self::FEED, self.seq, &batch);
+        self.seq += 1;
+    }
+
+    fn rank_state(&self) -> RankState {
+        self.pool.streams()[0].state
+    }
+
+    fn matched(&self, tokens: &[u32], model: Option<&str>) -> u32 {
+        let tokens: Vec<TokenId> = tokens.iter().copied().map(TokenId).collect();
+        let root = self.pool.root(model, None);
+        self.pool.lookup(Some(&tokens), root, tokens.len() as u32).candidates[0].gpu_blocks
+    }
+
+    fn fault(&self) -> Option<FeedFault> {
+        self.pool.caches.read().feeds[0].fault()
+    }
+}
+
+/// A prompt's blocks of `size` tokens, named from `name` on.
+fn stored(name: u64, size: u32, tokens: &[u32]) -> Value {
+    let count = tokens.len() as u64 / u64::from(size);
+    json!({
+        "type": "BlockStored", "block_hashes": (name..name + count).collect::<Vec<_>>(),
+        "parent_block_hash": null, "token_ids": tokens, "block_size": size, "medium": "GPU",
+    })
+}
+
+fn with(mut event: Value, changes: &Value) -> Value {
+    for (name, value) in changes.as_object().expect("a map") {
+        event[name] = value.clone();
+    }
+    event
+}
+
+const PROMPT: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+
+#[test]
+fn a_model_with_window_groups_is_degraded_but_counts() {
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    assert_eq!(scene.rank_state(), RankState::Exact);
+    scene
+        .apply(json!([with(stored(9, 4, &PROMPT), &json!({"group_idx": 1, "kv_cache_spec_kind": "mamba"}))]));
+    assert_eq!(scene.rank_state(), RankState::Degraded("window_groups"));
+    assert_eq!(scene.matched(&PROMPT, None), 2);
+}
+
+#[test]
+fn the_streams_own_reason_is_told_first_and_a_lost_connection_takes_all_credit() {
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    scene.state(FeedState::Degraded(DegradedReason::HistoryLost));
+    assert_eq!(scene.rank_state(), RankState::Degraded("history_lost"));
+    assert_eq!(scene.matched(&PROMPT, None), 2);
+    scene.state(FeedState::Suspended);
+    assert_eq!(scene.rank_state(), RankState::LoadOnly("suspended"));
+    assert_eq!(scene.matched(&PROMPT, None), 0);
+}
+
+#[test]
+fn the_block_size_is_learned_and_a_change_starts_the_index_anew() {
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    assert_eq!(scene.matched(&PROMPT, None), 2);
+    // One block that is filled in part is no change.
+    scene.apply(json!([stored(10, 2, &PROMPT[..2])]));
+    scene.apply(json!([stored(20, 4, &[9, 9, 9, 9])]));
+    assert_eq!((scene.matched(&PROMPT, None), scene.fault()), (2, None));
+    for at in 0..8 {
+        scene.apply(json!([stored(100 + 10 * at, 2, &PROMPT)]));
+    }
+    assert_eq!(scene.fault(), Some(FeedFault::BlockSizeChanged));
+    assert_eq!(scene.rank_state(), RankState::Degraded("block_size_changed"));
+    assert_eq!(scene.matched(&PROMPT, None), 4);
+    assert_eq!(scene.pool.caches.read().feeds[0].size_changes, 1);
+    scene.apply(json!([{"type": "AllBlocksCleared"}]));
+    assert_eq!(scene.rank_state(), RankState::Exact, "a reset heals");
+}
+
+#[test]
+fn an_engine_that_publishes_no_token_ids_is_load_only_and_says_so() {
+    let mut scene = Scene::exact();
+    for at in 0..16 {
+        assert_eq!(scene.fault(), None);
+        scene.apply(json!([with(stored(at, 4, &[]), &json!({"block_hashes": [at]}))]));
+    }
+    assert_eq!(scene.rank_state(), RankState::LoadOnly("no_token_ids"));
+    scene.apply(json!([stored(50, 4, &PROMPT)]));
+    assert_eq!(scene.rank_state(), RankState::Exact, "one with tokens is enough");
+}
+
+#[test]
+fn lower_tiers_are_unconfirmed_after_a_reset_until_the_engine_shows_more() {
+    let mut scene = Scene::exact();
+    let cpu = |name: u64| with(stored(name, 4, &[]), &json!({"block_hashes": [name], "medium": "CPU"}));
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    scene.apply(json!([cpu(1), cpu(2)]));
+    scene.apply(json!([{"type": "AllBlocksCleared"}]));
+    assert_eq!(scene.rank_state(), RankState::Degraded("lower_tiers_unconfirmed"));
+    scene.apply(json!([{"type": "BlockRemoved", "block_hashes": [2], "medium": "CPU"}]));
+    assert_eq!(scene.rank_state(), RankState::Exact);
+}
+
+#[test]
+fn an_adapter_that_events_name_has_blocks_of_its_own() {
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    assert_eq!(scene.matched(&PROMPT, Some("configured")), 0, "never the base model's");
+    scene.apply(json!([with(stored(11, 4, &PROMPT[..4]), &json!({"lora_name": "learned"}))]));
+    assert_eq!(scene.matched(&PROMPT, Some("learned")), 1);
+    assert_eq!(scene.matched(&PROMPT, Some("the-base-model")), 2);
+    assert_eq!(scene.matched(&PROMPT, None), 2);
+}
+
+#[test]
+fn another_process_starts_from_nothing() {
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    scene.sink.reset(Scene::FEED, ResetReason::SequenceWentBack);
+    scene.apply(json!([stored(1, 2, &PROMPT)]));
+    assert_eq!(scene.fault(), None, "another block size is no change of a new process");
+    assert_eq!(scene.matched(&PROMPT, None), 4);
+}
+
+#[test]
+fn a_publisher_that_is_never_heard_is_unreachable_and_no_longer_waited_for() {
+    let mut scene = Scene::connecting();
+    let mut watch = Watch::default();
+    assert!(scene.pool.streams()[0].is_starting);
+    assert_eq!(scene.rank_state(), RankState::LoadOnly("connecting"));
+    watch.look(&scene.pool, Instant::now() + UNREACHABLE_AFTER);
+    assert_eq!(scene.rank_state(), RankState::LoadOnly("unreachable"));
+    assert!(!scene.pool.streams()[0].is_starting);
+    scene.state(FeedState::Exact);
+    assert_eq!(scene.rank_state(), RankState::Exact);
+    watch.look(&scene.pool, Instant::now() + 2 * UNREACHABLE_AFTER);
+    assert_eq!(scene.fault(), None);
+}
+
+#[test]
+fn nothing_matching_over_many_prompts_is_a_fault_only_where_blocks_are_published() {
+    let mut scene = Scene::exact();
+    for _ in 0..200 {
+        scene.pool.matching.see(1000, 0);
+        scene.pool.matching.see(3, 0);
+    }
+    assert!(!scene.pool.nothing_matches(), "nothing is published");
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    assert!(scene.pool.nothing_matches());
+    scene.pool.matching.see(1000, 16);
+    assert!(!scene.pool.nothing_matches());
+}
+
+#[test]
+fn the_lag_is_the_wall_clock_less_the_engines() {
+    let scene = Scene::exact();
+    let payload = rmp_serde::to_vec(&(100.0, json!([stored(1, 4, &PROMPT)]), 0)).expect("encodes");
+    let mut batch = Batch::new();
+    batch.decode(&payload, &scene.key, &mut Groups::default()).expect("decodes");
+    scene.pool.apply(RANK, 0, &batch, 102.5);
+    assert_eq!(scene.pool.caches.read().feeds[0].lag_seconds, 2.5);
+    scene.pool.apply(RANK, 1, &batch, 99.0);
+    assert_eq!(scene.pool.caches.read().feeds[0].lag_seconds, 0.0, "clocks differ");
+}

@@ -1,0 +1,281 @@
+//! What the agent says of the replicas' caches, against what the replicas find in them: through lost batches,
+//! restarts, resets, CPU tiers, adapters and salts.
+
+mod support;
+
+use kvspoa::sim::{Replica, ReplicaArgs};
+use serde_json::{Value, json};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use support::feed_proxy::FeedProxy;
+use support::haproxy::{Binary, for_each_binary};
+use support::http;
+use support::road::{Road, replica_args};
+use support::{eventually, free_port};
+use tokio::runtime::Runtime;
+
+const COMPLETIONS: &str = "/v1/completions";
+const BLOCK: u32 = 16;
+
+/// Replicas whose events come through proxies.
+struct Fleet {
+    road: Road,
+    args: Vec<ReplicaArgs>,
+    proxies: Vec<FeedProxy>,
+}
+
+/// One request through HAProxy.
+#[derive(Debug)]
+struct Turn {
+    served: String,
+    /// What the replica says that it found in its caches, in tokens.
+    cached: u64,
+    /// What the agent had predicted for that replica: GPU, CPU.
+    predicted: [u64; 2],
+}
+
+impl Fleet {
+    fn start(binary: &Binary, flags: &[&str]) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let args: Vec<ReplicaArgs> = (0..2)
+            .map(|_| {
+                let mut args = replica_args(flags);
+                // Ports that a restart finds again.
+                args.listen.set_port(free_port());
+                args.events = format!("tcp://127.0.0.1:{}", free_port());
+                args.replay = format!("tcp://127.0.0.1:{}", free_port());
+                args
+            })
+            .collect();
+        let replicas: Vec<Replica> =
+            args.iter().map(|args| runtime.block_on(Replica::start(args)).expect("a replica")).collect();
+        let proxies: Vec<FeedProxy> =
+            args.iter().map(|args| FeedProxy::start(&args.events, "tcp://127.0.0.1:*")).collect();
+        let feeds: Vec<String> = proxies.iter().map(|proxy| proxy.endpoint.clone()).collect();
+        Self { road: Road::with(binary, runtime, replicas, &feeds), args, proxies }
+    }
+
+    /// Kills a replica and starts it again at the same addresses.
+    fn restart(&mut self, at: usize) {
+        let proxy = self.proxies.remove(at);
+        let endpoint = proxy.endpoint.clone();
+        drop(proxy);
+        let replica = self.road.replicas.remove(at);
+        self.road.runtime.block_on(replica.stop());
+        let replica = self.road.runtime.block_on(Replica::start(&self.args[at])).expect("a replica");
+        self.road.replicas.insert(at, replica);
+        self.proxies.insert(at, FeedProxy::start(&self.args[at].events, &endpoint));
+    }
+
+    /// A request past HAProxy: a step of that replica.
+    fn step(&self, at: usize, prompt: &[u32]) {
+        let body = json!({ "prompt": prompt, "max_tokens": 1 }).to_string();
+        let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
+        assert_eq!(http::send(self.road.replicas[at].http_addr(), &request).status(), 200);
+    }
+
+    /// Resets a replica's cache; it tells so with its next step.
+    fn reset(&self, at: usize) {
+        let request = http::request("POST", "/reset_prefix_cache", &[], b"");
+        eventually("no block is in use", || {
+            let answer = http::send(self.road.replicas[at].http_addr(), &request);
+            (answer.text().contains("true")).then_some(())
+        });
+    }
+
+    /// Waits until the agent has applied all that the replicas have published and says that it knows them.
+    fn settled(&self, states: &[&str]) {
+        eventually("the agent has caught up", || {
+            let ranks = self.road.agent.ranks();
+            let known = ranks.iter().zip(&self.proxies).all(|(rank, proxy)| {
+                let next = proxy.control.next_seq.load(Relaxed);
+                rank["applied_seq"].as_u64().map_or(0, |seq| seq + 1) == next
+                    && states.contains(&rank["state"].as_str().expect("a state"))
+            });
+            known.then_some(())
+        });
+    }
+
+    fn ask(&self, prompt: &[u32], more: Value) -> Turn {
+        let mut body = json!({ "prompt": prompt, "max_tokens": 1 });
+        more.as_object().expect("a map").iter().for_each(|(name, value)| body[name] = value.clone());
+        let before = self.road.agent.explain(COMPLETIONS, &body);
+        let answer = self.road.post(COMPLETIONS, &body);
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        let served = answer.header("x-served-by").expect("set by HAProxy").to_owned();
+        let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
+        let cached = json.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
+        let predicted = held(&before, &served);
+        let turn = Turn { served, cached: cached.unwrap_or(0), predicted };
+        // What the answer's prompt left in the cache is what the next prediction must know.
+        let whole = (prompt.len() as u64 - 1) / u64::from(BLOCK) * u64::from(BLOCK);
+        eventually("the prompt's blocks are known", || {
+            let now = self.road.agent.explain(COMPLETIONS, &body);
+            (held(&now, &turn.served)[0] >= whole).then_some(())
+        });
+        turn
+    }
+}
+
+/// Tokens of the prompt on a server's GPU and CPU.
+fn held(explanation: &Value, server: &str) -> [u64; 2] {
+    let replicas = explanation["replicas"].as_array().expect("a list");
+    let replica = replicas.iter().find(|replica| replica["server"] == server).expect("the server");
+    ["gpu_tokens", "cpu_tokens"].map(|field| replica[field].as_u64().expect("a number"))
+}
+
+/// `len` token ids of a text of its own.
+fn text(number: u32, len: u32) -> Vec<u32> {
+    let mut rng = fastrand::Rng::with_seed(u64::from(number));
+    (0..len).map(|_| rng.u32(3..300)).collect()
+}
+
+#[test]
+fn after_lost_batches_restarts_and_a_reset_every_prediction_is_what_the_replica_finds() {
+    for_each_binary(|haproxy| {
+        let mut fleet = Fleet::start(haproxy, &[]);
+        let body = |number| json!({ "prompt": text(number, 200), "max_tokens": 3 });
+        fleet.proxies.iter().for_each(|proxy| proxy.control.loss_percent.store(30, Relaxed));
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut sent = 0;
+        while Instant::now() < end {
+            assert_eq!(fleet.road.post(COMPLETIONS, &body(sent % 40)).status(), 200);
+            sent += 1;
+        }
+        fleet.proxies.iter().for_each(|proxy| proxy.control.loss_percent.store(0, Relaxed));
+        let lost: u64 = fleet.proxies.iter().map(|proxy| proxy.control.lost.load(Relaxed)).sum();
+        assert!(lost > 0, "of {sent} requests");
+        for at in 0..2 {
+            fleet.step(at, &text(900, 40));
+        }
+        fleet.settled(&["exact"]);
+        assert!(fleet.road.agent.metric("kvspoa_kv_gaps_total") > 0.0);
+        for round in 1..=2 {
+            fleet.restart(0);
+            eventually("the restart is seen", || {
+                (fleet.road.agent.metric("kvspoa_kv_resets_total") >= f64::from(round)).then_some(())
+            });
+            fleet.settled(&["exact"]);
+            (0..3).for_each(|number| fleet.step(0, &text(number, 100)));
+        }
+        fleet.reset(1);
+        (0..2).for_each(|at| fleet.step(at, &text(901, 40)));
+        fleet.settled(&["exact"]);
+
+        let mut rng = fastrand::Rng::with_seed(11);
+        let mut matched = 0;
+        for number in 0..200 {
+            let mut prompt = text(rng.u32(..12), 16 * rng.u32(1..14));
+            // Every fourth prompt is a whole number of blocks.
+            prompt.extend(text(5000 + number, if number % 4 == 0 { 32 } else { rng.u32(1..60) }));
+            let turn = fleet.ask(&prompt, json!({}));
+            assert_eq!(turn.cached, turn.predicted[0], "request {number}, {} tokens: {turn:?}", prompt.len());
+            matched += u32::from(turn.cached > 0);
+        }
+        assert!(matched > 100, "{matched} of 200 had anything to predict");
+    });
+}
+
+#[test]
+fn a_reset_is_told_with_the_next_step_so_one_decision_is_wrong_and_then_none() {
+    for_each_binary(|haproxy| {
+        let fleet = Fleet::start(haproxy, &[]);
+        let (first, second) = (text(1, 200), text(2, 200));
+        let holder = fleet.ask(&first, json!({})).served;
+        let at = usize::from(holder == "s2");
+        fleet.step(at, &second);
+        fleet.settled(&["exact"]);
+        fleet.reset(at);
+        // Nothing was told: the next request for the prefix goes where it no longer is.
+        let wrong = fleet.ask(&first, json!({}));
+        assert_eq!((wrong.served, wrong.cached, wrong.predicted[0]), (holder.clone(), 0, 192));
+        // Its step told it: the other prefix is known to be gone too.
+        fleet.settled(&["exact"]);
+        let explanation = fleet.road.agent.explain(COMPLETIONS, &json!({ "prompt": second }));
+        assert_eq!(held(&explanation, &holder), [0, 0]);
+        let right = fleet.ask(&first, json!({}));
+        assert_eq!((right.served, right.cached, right.predicted[0]), (holder, 192, 192));
+    });
+}
+
+#[test]
+fn adapters_and_salts_match_their_own_blocks_and_never_the_base_models() {
+    for_each_binary(|haproxy| {
+        let fleet = Fleet::start(haproxy, &["--lora", "sql"]);
+        let prompt = text(1, 200);
+        fleet.ask(&prompt, json!({}));
+        let held_anywhere = |more: Value| {
+            let mut body = json!({ "prompt": prompt });
+            more.as_object().expect("a map").iter().for_each(|(name, value)| body[name] = value.clone());
+            let explanation = fleet.road.agent.explain(COMPLETIONS, &body);
+            ["s1", "s2"].map(|server| held(&explanation, server)[0]).iter().sum::<u64>()
+        };
+        assert_eq!(held_anywhere(json!({})), 192);
+        eventually("the engine has told its adapters", || {
+            (held_anywhere(json!({ "model": "sql" })) == 0).then_some(())
+        });
+        for own in [json!({ "model": "sql" }), json!({ "cache_salt": "a" }), json!({ "cache_salt": "b" })] {
+            let first = fleet.ask(&prompt, own.clone());
+            assert_eq!((first.cached, first.predicted), (0, [0, 0]), "{own}");
+            let second = fleet.ask(&prompt, own.clone());
+            assert_eq!(
+                (second.cached, second.predicted, &second.served),
+                (192, [192, 0], &first.served),
+                "{own}"
+            );
+        }
+        assert_eq!(held_anywhere(json!({})), 192);
+    });
+}
+
+const SESSIONS: u32 = 24;
+
+/// Long sessions, and for each a follow-up after the GPU caches were reset. Returns the share of the follow-ups' tokens
+/// that was cached.
+fn follow_ups_after_resets(haproxy: &Binary, counted: bool) -> f64 {
+    let fleet = Fleet::start(haproxy, &["--blocks", "300", "--cpu-blocks", "4000"]);
+    fleet.proxies.iter().for_each(|proxy| proxy.control.hide_cpu.store(!counted, Relaxed));
+    let known = ["exact", "degraded"];
+    let mut holders = Vec::new();
+    for session in 0..SESSIONS {
+        holders.push(fleet.ask(&text(session, 640), json!({})).served);
+        eventually("the session is in the CPU tier", || {
+            let stored = if counted {
+                fleet.road.agent.metric_with("kvspoa_index_blocks", "tier=\"cpu\"")
+            } else {
+                fleet.proxies.iter().map(|proxy| proxy.control.hidden.load(Relaxed) as f64 * 40.0).sum()
+            };
+            (stored >= f64::from((session + 1) * 40)).then_some(())
+        });
+    }
+    assert!(["s1", "s2"].iter().all(|server| holders.iter().any(|holder| holder == server)), "{holders:?}");
+    let (mut cached, mut tokens) = (0, 0);
+    let mut order: Vec<u32> = (0..SESSIONS).collect();
+    fastrand::Rng::with_seed(3).shuffle(&mut order);
+    for session in order {
+        for at in 0..2 {
+            fleet.reset(at);
+            fleet.step(at, &text(7000 + session, 40));
+        }
+        fleet.settled(&known);
+        let mut prompt = text(session, 640);
+        prompt.extend(text(8000 + session, 20));
+        let turn = fleet.ask(&prompt, json!({}));
+        if counted {
+            assert_eq!(turn.served, holders[session as usize], "session {session} left its prefix");
+            assert_eq!((turn.predicted, turn.cached), ([0, 640], 640), "session {session}");
+        }
+        cached += turn.cached;
+        tokens += prompt.len() as u64;
+    }
+    cached as f64 / tokens as f64
+}
+
+#[test]
+fn follow_ups_after_resets_go_where_the_cpu_tier_holds_the_prefix() {
+    for_each_binary(|haproxy| {
+        let counted = follow_ups_after_resets(haproxy, true);
+        let not_counted = follow_ups_after_resets(haproxy, false);
+        assert!(counted >= not_counted + 0.2, "{counted} against {not_counted}");
+    });
+}
