@@ -5,11 +5,16 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import get_args
 
 logging.disable(logging.CRITICAL)
 
 from transformers import PreTrainedTokenizerFast  # noqa: E402
+from vllm.entrypoints.anthropic.protocol import AnthropicEffort, AnthropicMessagesRequest  # noqa: E402
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages  # noqa: E402
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest  # noqa: E402
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: E402
+from vllm.entrypoints.openai.responses.utils import construct_input_messages, construct_tool_dicts  # noqa: E402
 from vllm.renderers import hf  # noqa: E402
 from vllm.renderers.chat_utils import parse_chat_messages  # noqa: E402
 from vllm.renderers.params import merge_kwargs  # noqa: E402
@@ -29,11 +34,10 @@ class Model:
         model_type = "tiny"
 
 
-def render(template: str, body: dict, tokenizer: PreTrainedTokenizerFast) -> str:
+def render(template: str, tokenizer: PreTrainedTokenizerFast, request, messages: list, tools: list | None) -> str:
     """The steps of `OnlineRenderer.preprocess_chat` up to the text."""
-    request = ChatCompletionRequest.model_validate(copy.deepcopy(body))
-    tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
-    params = request.build_chat_params(template, "auto").with_defaults(merge_kwargs({}, {"tools": tools, "tokenize": False}))
+    defaults = merge_kwargs({}, {"tools": tools, "tokenize": False})
+    params = request.build_chat_params(template, "auto").with_defaults(defaults)
     content_format = hf.resolve_chat_template_content_format(
         chat_template=params.chat_template,
         tools=params.chat_template_kwargs.get("tools"),
@@ -41,8 +45,50 @@ def render(template: str, body: dict, tokenizer: PreTrainedTokenizerFast) -> str
         tokenizer=tokenizer,
         model_config=Model,
     )
-    conversation, _, _ = parse_chat_messages(request.messages, Model, content_format=content_format)
+    conversation, _, _ = parse_chat_messages(messages, Model, content_format=content_format)
     return hf.safe_apply_chat_template(Model, tokenizer, conversation, **params.get_apply_chat_template_kwargs())
+
+
+def chat(template: str, body: dict, tokenizer: PreTrainedTokenizerFast) -> str:
+    request = ChatCompletionRequest.model_validate(body)
+    return of_chat(template, request, tokenizer)
+
+
+def of_chat(template: str, request: ChatCompletionRequest, tokenizer: PreTrainedTokenizerFast) -> str:
+    tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+    return render(template, tokenizer, request, request.messages, tools)
+
+
+def responses(template: str, body: dict, tokenizer: PreTrainedTokenizerFast) -> str:
+    request = ResponsesRequest.model_validate(body)
+    tools = construct_tool_dicts(request.tools, request.tool_choice)
+    messages = construct_input_messages(request_instructions=request.instructions, request_input=request.input)
+    return render(template, tokenizer, request, messages, tools)
+
+
+def messages(template: str, body: dict, tokenizer: PreTrainedTokenizerFast) -> str:
+    request = AnthropicMessagesRequest.model_validate(body)
+    converted = AnthropicServingMessages.to_chat_completion_request(
+        request,
+        merge_inline_system=AnthropicServingMessages._detect_merge_inline_system(template),
+        disabled_thinking_effort=disabled_effort(template, tokenizer),
+    )
+    return of_chat(template, converted, tokenizer)
+
+
+def disabled_effort(template: str, tokenizer: PreTrainedTokenizerFast) -> str:
+    """`AnthropicServingMessages._probe_disabled_thinking_effort`, which needs an engine."""
+
+    def probe(effort: str) -> str | None:
+        request = ChatCompletionRequest(messages=[{"role": "user", "content": "Hi"}], reasoning_effort=effort)
+        try:
+            return of_chat(template, request, tokenizer)
+        except Exception:
+            return None
+
+    none = probe("none")
+    same = none is None or any(probe(effort) == none for effort in get_args(AnthropicEffort))
+    return "low" if same else "none"
 
 
 def main(root: Path) -> None:
@@ -51,17 +97,19 @@ def main(root: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(root / "src/prompt/tiny/tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
-    bodies = json.loads((fixtures / "bodies.json").read_text(encoding="utf-8"))
-    texts: dict[str, dict[str, str | None]] = {}
-    for template in sorted(fixtures.glob("*.jinja")):
-        texts[template.stem] = {}
-        for case, body in bodies.items():
-            try:
-                texts[template.stem][case] = render(template.read_text(encoding="utf-8"), body, tokenizer)
-            except Exception:  # the engine answers 400
-                texts[template.stem][case] = None
-    written = json.dumps(texts, ensure_ascii=False, indent=0)
-    (fixtures / "texts.json").write_text(written + "\n", encoding="utf-8")
+    for suffix, make in {"": chat, "-messages": messages, "-responses": responses}.items():
+        bodies = json.loads((fixtures / f"bodies{suffix}.json").read_text(encoding="utf-8"))
+        texts: dict[str, dict[str, str | None]] = {}
+        for template in sorted(fixtures.glob("*.jinja")):
+            texts[template.stem] = {}
+            for case, body in bodies.items():
+                try:
+                    text = make(template.read_text(encoding="utf-8"), copy.deepcopy(body), tokenizer)
+                except Exception:  # the engine answers 400
+                    text = None
+                texts[template.stem][case] = text
+        written = json.dumps(texts, ensure_ascii=False, indent=0)
+        (fixtures / f"texts{suffix}.json").write_text(written + "\n", encoding="utf-8")
 
 
 main(Path(sys.argv[1]))

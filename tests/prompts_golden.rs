@@ -2,7 +2,7 @@
 //!
 //! The tokenizer of Qwen3 is not part of the repository: `scripts/fetch-tokenizers` fetches it.
 
-use kvspoa::prompt::{Model, PromptError};
+use kvspoa::prompt::Model;
 use kvspoa::request::body::{Endpoint, PromptInput, parse};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -22,20 +22,28 @@ fn ours(model: &Model, row: &Value) -> Result<Vec<u32>, &'static str> {
     let endpoint = row["path"].as_str().and_then(|path| match path {
         "/tokenize" if row["body"].get("messages").is_some() => Some(Endpoint::ChatCompletions),
         "/tokenize" => Some(Endpoint::Completions),
-        path => Endpoint::from_path(path.trim_end_matches("/render")),
+        path => Endpoint::from_path(path.trim_end_matches("/render").trim_end_matches("/count_tokens")),
     });
     let ask = parse(endpoint.ok_or("no_endpoint")?, body.as_bytes()).map_err(|error| error.reason())?;
     let tokens = model.tokens(&ask).map_err(|error| error.reason())?;
-    Ok(tokens.into_iter().map(|token| token.0).collect())
+    Ok(tokens.ids.into_iter().map(|token| token.0).collect())
 }
 
-/// The ids of a row: of the first choice, where the fixture has one list for each choice.
+/// The ids of a row: of the longest prompt, where there are several.
 fn expected(row: &Value) -> Option<Vec<u32>> {
-    // The answer of a `/render` endpoint; the list of several was filed as an error.
+    // The answer of a `/render` endpoint, whose list was filed as an error, or of `/v1/responses`.
     let rendered = row["answer"].get("token_ids").or_else(|| row["error"].get(0)?.get("token_ids"));
-    let ids = row.get("prompt_token_ids").or(rendered)?.as_array()?;
-    let ids = ids.first().and_then(Value::as_array).unwrap_or(ids);
+    let shown = || row["answer"].pointer("/input_messages/0/tokens");
+    let ids = row.get("prompt_token_ids").or(rendered).or_else(shown)?.as_array()?;
+    let lists = ids.iter().filter_map(Value::as_array);
+    let ids = lists.rev().max_by_key(|ids| ids.len()).unwrap_or(ids);
     ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+/// How many tokens the answer of `/v1/messages` counts.
+fn expected_count(row: &Value) -> Option<u64> {
+    let answer = &row["answer"];
+    answer.get("input_tokens").or_else(|| answer.get("usage")?.get("input_tokens"))?.as_u64()
 }
 
 #[test]
@@ -53,16 +61,7 @@ fn qwen3_prompts_have_the_ids_that_vllm_made() {
         let case = row["case"].as_str().expect("a case");
         let result = ours(&model, row);
         match (expected(row), row["status"].as_u64()) {
-            // Several prompts are refused here, on purpose.
-            (Some(_), _)
-                if row["body"]["prompt"].as_array().is_some_and(|p| p.len() > 1 && !p[0].is_number()) =>
-            {
-                assert_eq!(result, Err("several_prompts"), "{case}");
-            }
             (Some(ids), _) => {
-                if result == Err("no_endpoint") {
-                    continue;
-                }
                 compared += 1;
                 if result.as_ref() != Ok(&ids) {
                     wrong.push(format!("{case}: {result:?} is not {ids:?}"));
@@ -74,12 +73,15 @@ fn qwen3_prompts_have_the_ids_that_vllm_made() {
                     wrong.push(format!("{case}: vLLM refused it"));
                 }
             }
-            // Endpoints that are not read, and answers without ids.
-            (None, _) => {}
+            (None, _) => {
+                let counted = expected_count(row).expect("ids, an error or a count");
+                compared += 1;
+                assert_eq!(result.map(|ids| ids.len() as u64), Ok(counted), "{case}");
+            }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(compared, 84, "rows with ids");
+    assert_eq!(compared, 92, "rows with ids or a count");
 }
 
 /// The model of a template in `tests/fixtures/templates`, with the embedded tokenizer.
@@ -94,28 +96,52 @@ fn model_of(template: &str) -> Model {
     Model::load(dir.path()).expect("a model")
 }
 
-#[test]
-fn templates_render_to_the_texts_that_vllm_made() {
-    let bodies: Value = serde_json::from_str(include_str!("fixtures/templates/bodies.json")).expect("bodies");
-    let texts: Value = serde_json::from_str(include_str!("fixtures/templates/texts.json")).expect("texts");
-    let (mut equal, mut refused, mut wrong) = (0, 0, Vec::new());
+/// Renders all bodies with all templates; how many texts are equal.
+fn compare(endpoint: Endpoint, bodies: &str, texts: &str) -> usize {
+    let bodies: Value = serde_json::from_str(bodies).expect("bodies");
+    let texts: Value = serde_json::from_str(texts).expect("texts");
+    let (mut equal, mut wrong) = (0, Vec::new());
     for (template, cases) in texts.as_object().expect("templates") {
         let model = model_of(template);
         for (case, text) in cases.as_object().expect("cases") {
             // Where vLLM refuses the request there is nothing to route.
             let Some(text) = text.as_str() else { continue };
-            let ask = parse(Endpoint::ChatCompletions, bodies[case].to_string().as_bytes());
+            let ask = parse(endpoint, bodies[case].to_string().as_bytes());
             let rendered = match ask.map(|ask| ask.prompt) {
                 Ok(PromptInput::Chat(conversation)) => model.render(&conversation),
                 other => panic!("{template} {case}: {other:?}"),
             };
             match rendered {
                 Ok(ours) if ours == text => equal += 1,
-                Err(PromptError::UnlikePython) => refused += 1,
                 other => wrong.push(format!("{template} {case}: {other:?} is not {text:?}")),
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!((equal, refused), (350, 0));
+    equal
+}
+
+macro_rules! golden {
+    ($endpoint:ident, $suffix:literal) => {
+        compare(
+            Endpoint::$endpoint,
+            include_str!(concat!("fixtures/templates/bodies", $suffix, ".json")),
+            include_str!(concat!("fixtures/templates/texts", $suffix, ".json")),
+        )
+    };
+}
+
+#[test]
+fn templates_render_to_the_texts_that_vllm_made() {
+    assert_eq!(golden!(ChatCompletions, ""), 350);
+}
+
+#[test]
+fn messages_of_anthropic_render_to_the_texts_that_vllm_made() {
+    assert_eq!(golden!(Messages, "-messages"), 3 * 28);
+}
+
+#[test]
+fn responses_render_to_the_texts_that_vllm_made() {
+    assert_eq!(golden!(Responses, "-responses"), 3 * 28);
 }

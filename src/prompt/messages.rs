@@ -25,11 +25,12 @@ pub(super) struct Prepared<'c> {
 }
 
 /// Gives every message the `format` of content. A template that does not know developers gets their messages as
-/// system messages, and then all system messages as one at the front.
+/// system messages, and then all system messages as one at the front. With `system_first` they are so in any case.
 pub(super) fn prepare(
     messages: &[Message],
     format: ContentFormat,
     knows_developers: bool,
+    system_first: bool,
 ) -> Vec<Prepared<'_>> {
     let mut prepared: Vec<_> = messages
         .iter()
@@ -45,7 +46,14 @@ pub(super) fn prepare(
             message.role = "system";
             message.converted = true;
         }
-        merge_system_messages(&mut prepared);
+        merge_system_messages(&mut prepared, "\n\n");
+    }
+    if system_first && prepared.iter().any(|message| message.role == "system") {
+        merge_system_messages(&mut prepared, "");
+        // The engine merges these before it gives them their form.
+        if let Some(system) = prepared.first_mut().filter(|_| format == ContentFormat::Parts) {
+            system.content.make_parts();
+        }
     }
     prepared
 }
@@ -86,7 +94,7 @@ fn part_object(part: &Part) -> serde_json::Value {
     object.into()
 }
 
-fn merge_system_messages(messages: &mut Vec<Prepared<'_>>) {
+fn merge_system_messages(messages: &mut Vec<Prepared<'_>>, between: &str) {
     let mut system =
         messages.iter().enumerate().filter(|(_, message)| message.role == "system").map(|(at, _)| at);
     if system.next() == Some(0) && system.next().is_none() {
@@ -99,7 +107,7 @@ fn merge_system_messages(messages: &mut Vec<Prepared<'_>>) {
         .collect();
     let merged = Prepared {
         role: "system",
-        content: Content::Text(texts.join("\n\n")),
+        content: Content::Text(texts.join(between)),
         source: None,
         converted: false,
     };
@@ -107,6 +115,13 @@ fn merge_system_messages(messages: &mut Vec<Prepared<'_>>) {
 }
 
 impl Content {
+    /// Wraps a text into the only part of a list.
+    fn make_parts(&mut self) {
+        if let Self::Text(text) = self {
+            *self = Self::Parts(vec![serde_json::json!({ "type": "text", "text": text })]);
+        }
+    }
+
     /// All texts, joined by newlines.
     fn into_text(self) -> String {
         match self {

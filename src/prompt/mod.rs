@@ -113,12 +113,16 @@ impl Model {
         self.templates.render(conversation)
     }
 
-    /// The token ids of a prompt, before any truncation.
+    /// The token ids of a prompt, before any truncation; of several prompts those of the longest.
     ///
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn tokenize(&self, prompt: &PromptInput) -> Result<Vec<TokenId>, PromptError> {
-        let tokens = match prompt {
+        self.tokenize_all(prompt).map(|prompt| prompt.ids)
+    }
+
+    fn tokenize_all(&self, prompt: &PromptInput) -> Result<Tokens, PromptError> {
+        let ids = match prompt {
             PromptInput::Chat(conversation) => {
                 self.tokenizer.encode(&self.render(conversation)?, conversation.add_special_tokens)?
             }
@@ -126,21 +130,41 @@ impl Model {
                 self.tokenizer.encode(text, *add_special_tokens)?
             }
             PromptInput::Tokens(tokens) => tokens.clone(),
+            PromptInput::Several(prompts) => {
+                return prompts.iter().try_fold(Tokens::default(), |all, prompt| {
+                    let one = self.tokenize_all(prompt)?;
+                    let total = all.total + one.total;
+                    let longest = if one.ids.len() > all.ids.len() { one.ids } else { all.ids };
+                    Ok(Tokens { ids: longest, total })
+                });
+            }
         };
-        if tokens.is_empty() { Err(PromptError::Empty) } else { Ok(tokens) }
+        if ids.is_empty() { Err(PromptError::Empty) } else { Ok(Tokens { total: ids.len(), ids }) }
     }
 
     /// The token ids that the engine will compute for a request: those of its prompt, truncated as it asks.
     ///
     /// # Errors
     /// As [`Model::tokenize`].
-    pub fn tokens(&self, ask: &Ask) -> Result<Vec<TokenId>, PromptError> {
-        let mut tokens = self.tokenize(&ask.prompt)?;
+    pub fn tokens(&self, ask: &Ask) -> Result<Tokens, PromptError> {
+        let mut tokens = self.tokenize_all(&ask.prompt)?;
         if let Some(truncation) = &ask.truncation {
-            truncation.apply(&mut tokens);
+            let before = tokens.ids.len();
+            truncation.apply(&mut tokens.ids);
+            // Of several prompts the others are not kept, so their sum stays an upper bound.
+            tokens.total -= before - tokens.ids.len();
         }
         Ok(tokens)
     }
+}
+
+/// The tokens of a request.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Tokens {
+    /// The prompt's ids; of several prompts those of the longest.
+    pub ids: Vec<TokenId>,
+    /// How many tokens all prompts of the request have together.
+    pub total: usize,
 }
 
 #[cfg(test)]

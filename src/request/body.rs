@@ -7,6 +7,7 @@
 
 use super::conversation::{self, Conversation};
 use super::json::{self, Object};
+use super::{anthropic, responses};
 use crate::units::TokenId;
 use serde_json::Value;
 
@@ -15,23 +16,60 @@ use serde_json::Value;
 pub enum Endpoint {
     /// `/v1/chat/completions`
     ChatCompletions,
+    /// `/v1/chat/completions/batch`
+    ChatBatch,
     /// `/v1/completions`
     Completions,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/messages`
+    Messages,
 }
+
+/// Ends of paths under which an engine takes text, but keeps no cache of it that is worth a way to it.
+const WITHOUT_CACHE: [&str; 12] = [
+    "/embeddings",
+    "/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/count_tokens",
+    "/render",
+    "/transcriptions",
+    "/translations",
+];
 
 impl Endpoint {
     /// Recognises the endpoint in a request's path, which may have a prefix (`/llama/v1/completions`) and a query.
     #[must_use]
     pub fn from_path(path: &str) -> Option<Self> {
-        let path = path.split(['?', '#']).next().unwrap_or_default();
-        if path.ends_with("/v1/chat/completions") {
-            Some(Self::ChatCompletions)
-        } else if path.ends_with("/v1/completions") {
-            Some(Self::Completions)
-        } else {
-            None
-        }
+        let path = without_query(path);
+        let endpoints = [
+            ("/v1/chat/completions", Self::ChatCompletions),
+            ("/v1/chat/completions/batch", Self::ChatBatch),
+            ("/v1/completions", Self::Completions),
+            ("/v1/responses", Self::Responses),
+            ("/v1/messages", Self::Messages),
+        ];
+        endpoints.into_iter().find(|(end, _)| path.ends_with(end)).map(|(_, endpoint)| endpoint)
     }
+
+    /// Whether the path is known as one without a prompt to route by, such as `/v1/embeddings`.
+    #[must_use]
+    pub fn is_without_cache(path: &str) -> bool {
+        WITHOUT_CACHE.iter().any(|end| without_query(path).ends_with(end))
+    }
+}
+
+/// How many conversations a batch may have, and how much beside them: 4 MiB of copies at the most.
+const MOST_CONVERSATIONS: usize = 256;
+const MOST_SHARED_BYTES: usize = 16 << 10;
+
+fn without_query(path: &str) -> &str {
+    path.split(['?', '#']).next().unwrap_or_default()
 }
 
 /// What one request asks for, as far as routing needs to know.
@@ -67,6 +105,8 @@ pub enum PromptInput {
     },
     /// Token ids, taken as they are.
     Tokens(Vec<TokenId>),
+    /// Several prompts, at least two: each is a request of its own in the engine.
+    Several(Vec<Self>),
 }
 
 /// The request's `truncate_prompt_tokens` and `truncation_side`.
@@ -112,9 +152,6 @@ pub enum BodyError {
     /// There is no prompt, or an empty one.
     #[error("the prompt is missing or empty")]
     EmptyPrompt,
-    /// Several prompts in one request: each is a request of its own in the engine, so no one place is right for all.
-    #[error("the request has several prompts")]
-    SeveralPrompts,
     /// Images, audio, video or embeddings, whose tokens depend on the engine's own processing.
     #[error("the request has media")]
     Media,
@@ -141,7 +178,6 @@ impl BodyError {
             Self::NotAnObject => "not_an_object",
             Self::Field(_) => "unexpected_type",
             Self::EmptyPrompt => "empty_prompt",
-            Self::SeveralPrompts => "several_prompts",
             Self::Media => "media",
             Self::RequestTemplate => "request_template",
             Self::Number => "inexact_number",
@@ -165,12 +201,16 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
     }
     let prompt = match endpoint {
         Endpoint::ChatCompletions => chat_prompt(&mut body)?,
+        Endpoint::ChatBatch => batch_prompt(&mut body)?,
         Endpoint::Completions => completion_prompt(&mut body)?,
+        Endpoint::Responses => converted_prompt(&mut body, responses::parse)?,
+        Endpoint::Messages => converted_prompt(&mut body, anthropic::parse)?,
     };
+    let may_truncate = !matches!(endpoint, Endpoint::Responses | Endpoint::Messages);
     Ok(Ask {
         model: json::take_text(&mut body, "model")?,
         prompt,
-        truncation: truncation(&mut body)?,
+        truncation: if may_truncate { truncation(&mut body)? } else { None },
         cache_salt,
         max_tokens: max_tokens(&body, endpoint),
         stream: body.get("stream") == Some(&Value::Bool(true)),
@@ -182,9 +222,55 @@ fn chat_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
     if json::take(body, "chat_template").is_some() {
         return Err(BodyError::RequestTemplate);
     }
+    converted_prompt(body, conversation::parse)
+}
+
+fn converted_prompt(
+    body: &mut Object,
+    convert: impl FnOnce(&mut Object) -> Result<Conversation, BodyError>,
+) -> Result<PromptInput, BodyError> {
     let forwarded = forwarded_tokens(body)?;
-    let conversation = conversation::parse(body)?;
+    let conversation = convert(body)?;
     Ok(forwarded.map_or(PromptInput::Chat(conversation), PromptInput::Tokens))
+}
+
+/// Conversations that share all other fields; they have no tools.
+fn batch_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
+    if json::take(body, "chat_template").is_some() {
+        return Err(BodyError::RequestTemplate);
+    }
+    if json::take(body, "tools").is_some() {
+        return Err(BodyError::Refused("tools in a batch"));
+    }
+    let Some(Value::Array(conversations)) = json::take(body, "messages") else {
+        return Err(BodyError::Field("messages"));
+    };
+    // Each conversation gets its own copy of the other fields.
+    let shared_bytes = serde_json::to_vec(body).map_or(usize::MAX, |bytes| bytes.len());
+    if conversations.len() > MOST_CONVERSATIONS || shared_bytes > MOST_SHARED_BYTES {
+        return Err(BodyError::Unsupported("so large a batch"));
+    }
+    several(conversations, |messages| {
+        let mut one = body.clone();
+        one.insert("messages".to_owned(), messages);
+        conversation::parse(&mut one).map(PromptInput::Chat)
+    })
+}
+
+/// One prompt as it is, more of them as [`PromptInput::Several`].
+fn several(
+    items: Vec<Value>,
+    prompt: impl FnMut(Value) -> Result<PromptInput, BodyError>,
+) -> Result<PromptInput, BodyError> {
+    let mut prompts: Vec<_> = items.into_iter().map(prompt).collect::<Result<_, _>>()?;
+    match prompts.pop() {
+        None => Err(BodyError::EmptyPrompt),
+        Some(only) if prompts.is_empty() => Ok(only),
+        Some(last) => {
+            prompts.push(last);
+            Ok(PromptInput::Several(prompts))
+        }
+    }
 }
 
 /// The tokens that the prefill stage of disaggregated serving hands over; they replace the messages.
@@ -205,23 +291,17 @@ fn completion_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
         }
     }
     let add_special_tokens = json::take_flag(body, "add_special_tokens", true)?;
-    let prompt = match json::take(body, "prompt").ok_or(BodyError::EmptyPrompt)? {
-        Value::Array(mut items) if !matches!(items.first(), Some(Value::Number(_))) => {
-            let only = items.pop().ok_or(BodyError::EmptyPrompt)?;
-            if !items.is_empty() {
-                return Err(BodyError::SeveralPrompts);
-            }
-            only
-        }
-        prompt => prompt,
-    };
-    match prompt {
+    let one = |prompt| match prompt {
         Value::String(text) if text.is_empty() => Err(BodyError::EmptyPrompt),
         Value::String(text) => Ok(PromptInput::Text { text, add_special_tokens }),
         ids => match token_ids(ids, "prompt")? {
             tokens if tokens.is_empty() => Err(BodyError::EmptyPrompt),
             tokens => Ok(PromptInput::Tokens(tokens)),
         },
+    };
+    match json::take(body, "prompt").ok_or(BodyError::EmptyPrompt)? {
+        Value::Array(items) if !matches!(items.first(), Some(Value::Number(_))) => several(items, one),
+        prompt => one(prompt),
     }
 }
 
@@ -254,8 +334,11 @@ fn max_tokens(body: &Object, endpoint: Endpoint) -> Option<u32> {
     let number =
         |name: &str| body.get(name).and_then(Value::as_u64).map(|n| u32::try_from(n).unwrap_or(u32::MAX));
     match endpoint {
-        Endpoint::ChatCompletions => number("max_completion_tokens").or_else(|| number("max_tokens")),
-        Endpoint::Completions => number("max_tokens"),
+        Endpoint::Responses => number("max_output_tokens"),
+        Endpoint::ChatCompletions | Endpoint::ChatBatch => {
+            number("max_completion_tokens").or_else(|| number("max_tokens"))
+        }
+        Endpoint::Completions | Endpoint::Messages => number("max_tokens"),
     }
 }
 

@@ -28,6 +28,11 @@ pub struct Conversation {
     pub continue_final_message: bool,
     /// Whether the tokenizer's own tokens are added to what the template wrote. Default false.
     pub add_special_tokens: bool,
+    /// Whether system messages are merged into one at the front, without anything between them, where the template
+    /// refuses them elsewhere. So it is with Anthropic's Messages.
+    pub system_may_be_first: bool,
+    /// Anthropic's `thinking: disabled`, for which the engine finds out the model's word.
+    pub thinking_disabled: bool,
 }
 
 /// One message.
@@ -124,6 +129,8 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
         add_generation_prompt,
         continue_final_message,
         add_special_tokens: json::take_flag(body, "add_special_tokens", false)?,
+        system_may_be_first: false,
+        thinking_disabled: false,
     })
 }
 
@@ -195,10 +202,13 @@ fn part(value: Value) -> Result<Option<Part>, BodyError> {
     }
 }
 
+/// How Claude Code's first system line starts.
+pub(super) const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
 /// Claude Code's first system line changes with every request; vLLM removes it, and the part if nothing else is in it.
 fn strip_billing_header(part: &mut Part) -> bool {
     let Part::Text { text, .. } = part else { return true };
-    if !text.starts_with("x-anthropic-billing-header") {
+    if !text.starts_with(BILLING_HEADER) {
         return true;
     }
     let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
@@ -263,7 +273,7 @@ fn tools(body: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
 }
 
 /// A tool as vLLM writes it out again: its own order of fields, unknown ones dropped, absent ones null.
-fn tool(value: Value) -> Result<Value, BodyError> {
+pub(super) fn tool(value: Value) -> Result<Value, BodyError> {
     const FIELD: BodyError = BodyError::Field("tools");
     let Value::Object(mut tool) = value else { return Err(FIELD) };
     if !tool.get("type").is_none_or(|kind| kind == "function") {

@@ -1,9 +1,11 @@
 //! What HAProxy hands over → what must be routed.
 
+mod anthropic;
 pub mod body;
 pub mod conversation;
 mod json;
 pub mod notify;
+mod responses;
 
 pub use body::Endpoint;
 pub use notify::{NotifyError, RoutingRequest};

@@ -56,7 +56,10 @@ pub struct UnknownPool(String);
 
 /// A prompt as far as the choice needs it.
 struct Prompt {
+    /// What is looked up.
     tokens: Vec<TokenId>,
+    /// What the choice and its booking count with: the tokens of all prompts of the request.
+    total: usize,
     cache_salt: Option<String>,
     model: Option<String>,
 }
@@ -166,7 +169,10 @@ impl Router {
         request: &RoutingRequest,
         deadline: Instant,
     ) -> Result<Prompt, Reason> {
-        let endpoint = Endpoint::from_path(&request.path).ok_or(Reason::UnknownEndpoint)?;
+        let endpoint = Endpoint::from_path(&request.path).ok_or_else(|| {
+            let is_known = Endpoint::is_without_cache(&request.path);
+            if is_known { Reason::NoPromptCache } else { Reason::UnknownEndpoint }
+        })?;
         if request.content_encoding.is_some() {
             return Err(Reason::BodyCompressed);
         }
@@ -201,7 +207,7 @@ impl Handler for RouteHandler {
 fn tokenize(pool: &Pool, endpoint: Endpoint, request_body: &[u8]) -> Result<Prompt, Reason> {
     let ask = body::parse(endpoint, request_body)?;
     let tokens = pool.model.tokens(&ask)?;
-    Ok(Prompt { tokens, cache_salt: ask.cache_salt, model: ask.model })
+    Ok(Prompt { total: tokens.total, tokens: tokens.ids, cache_salt: ask.cache_salt, model: ask.model })
 }
 
 /// Looks the prompt up, scores all ranks and, with `book`, books the choice in the same critical section.
@@ -215,7 +221,7 @@ fn choose(
     let (tokens, root, prompt_tokens) = match &prompt {
         Ok(prompt) => {
             let root = pool.root(prompt.model.as_deref(), prompt.cache_salt.as_deref());
-            (Some(&prompt.tokens[..]), root, prompt.tokens.len())
+            (Some(&prompt.tokens[..]), root, prompt.total)
         }
         Err(_) => {
             let body_bytes = request.content_length.map_or(request.body.len(), |n| n as usize);

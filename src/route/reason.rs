@@ -61,12 +61,12 @@ reasons! {
     Refused = "refused", LoadOnly;
     /// There is no prompt, or an empty one.
     EmptyPrompt = "empty_prompt", LoadOnly;
-    /// Several prompts in one request: no one place is right for all.
-    SeveralPrompts = "several_prompts", LoadOnly;
     /// Images, audio or the like: their tokens are made by the engine.
     Media = "media", LoadOnly;
     /// The client brings its own chat template.
     RequestTemplate = "request_template", LoadOnly;
+    /// The path is one for which engines keep no cache of prompts, such as `/v1/embeddings`.
+    NoPromptCache = "no_prompt_cache", LoadOnly;
     /// The path is none whose prompt we know how to read.
     UnknownEndpoint = "unknown_endpoint", LoadOnly;
     /// The model has no chat template.
@@ -109,7 +109,6 @@ impl From<BodyError> for Reason {
                 Self::BodyMalformed
             }
             BodyError::EmptyPrompt => Self::EmptyPrompt,
-            BodyError::SeveralPrompts => Self::SeveralPrompts,
             BodyError::Media => Self::Media,
             BodyError::RequestTemplate => Self::RequestTemplate,
             BodyError::Unsupported(_) => Self::BodyUnsupported,

@@ -19,6 +19,18 @@ const RECURSION_LIMIT: usize = 200;
 #[error("raised by the template")]
 pub(super) struct RaisedByTemplate;
 
+const RAISE_EXCEPTION: &str = "raise_exception";
+const STRFTIME_NOW: &str = "strftime_now";
+
+/// The environment without what `transformers` adds to Jinja.
+pub(super) fn bare_environment() -> Result<Environment<'static>, Error> {
+    let mut environment = environment(SystemTime::now, 0)?;
+    for name in [RAISE_EXCEPTION, STRFTIME_NOW] {
+        environment.remove_global(name);
+    }
+    Ok(environment)
+}
+
 /// The syntax options of `transformers`.
 pub(super) fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
@@ -43,12 +55,11 @@ pub(super) fn environment(
         .map_err(Error::from)
     });
     environment.set_unknown_method_callback(strings::call_method);
-    environment.add_function("raise_exception", |_message: Value| -> Result<Value, Error> {
+    environment.add_function(RAISE_EXCEPTION, |_message: Value| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(RaisedByTemplate))
     });
-    environment.add_function("strftime_now", move |format: &str| {
-        date::strftime(format, clock(), utc_offset_seconds)
-    });
+    environment
+        .add_function(STRFTIME_NOW, move |format: &str| date::strftime(format, clock(), utc_offset_seconds));
     environment.add_filter("safe", safe);
     for name in ["escape", "e", "forceescape"] {
         environment.remove_filter(name);

@@ -3,6 +3,7 @@
 //! Templates are Jinja programs written for Python; this is the environment of Hugging Face `transformers` 5.19, which
 //! vLLM 0.32 runs them in.
 
+mod anthropic;
 mod date;
 mod environment;
 mod limits;
@@ -18,6 +19,7 @@ use super::error::PromptError;
 use super::messages::{self, Content};
 use super::options::ModelOptions;
 use crate::request::conversation::Conversation;
+use anthropic::Anthropic;
 use environment::RaisedByTemplate;
 use limits::Limits;
 use minijinja::value::Value;
@@ -43,6 +45,7 @@ pub(super) struct Templates {
     tool_use: Option<Properties>,
     special_tokens: Vec<(String, String)>,
     options: ModelOptions,
+    anthropic: Anthropic,
 }
 
 /// What is known about one template without running it.
@@ -58,6 +61,7 @@ struct Properties {
 impl Templates {
     pub(super) fn compile(sources: Sources, options: ModelOptions) -> Result<Self, Error> {
         let mut environment = environment::environment(options.clock, options.utc_offset_seconds)?;
+        let wants_system_first = anthropic::wants_system_first(&sources);
         let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
             let Some(source) = source else { return Ok(None) };
             let source = without_generation_tags(&source);
@@ -74,7 +78,12 @@ impl Templates {
         };
         let default = add("default", sources.default)?;
         let tool_use = add("tool_use", sources.tool_use)?;
-        Ok(Self { environment, default, tool_use, special_tokens: sources.special_tokens, options })
+        let special_tokens = sources.special_tokens;
+        let anthropic = Anthropic { wants_system_first, ..Anthropic::default() };
+        let mut templates = Self { environment, default, tool_use, special_tokens, options, anthropic };
+        templates.anthropic.disabled_effort =
+            anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
+        Ok(templates)
     }
 
     /// The form in which the model's template expects content; `None` without a template.
@@ -88,7 +97,12 @@ impl Templates {
         let template = template.ok_or(PromptError::NoTemplate)?;
 
         let format = self.options.content_format.unwrap_or(template.content_format);
-        let mut prepared = messages::prepare(&conversation.messages, format, template.knows_developers);
+        let mut prepared = messages::prepare(
+            &conversation.messages,
+            format,
+            template.knows_developers,
+            conversation.system_may_be_first && self.anthropic.wants_system_first,
+        );
         let continued = match prepared.last_mut() {
             Some(last) if conversation.continue_final_message => {
                 Some(mark_to_continue(&mut last.content, template)?)
@@ -163,11 +177,12 @@ impl Templates {
         if let Some(documents) = &conversation.documents {
             variables.push(("documents", values::from_json(documents)));
         }
-        if let Some(effort) = &conversation.reasoning_effort {
+        let disabled = conversation.thinking_disabled.then_some(self.anthropic.disabled_effort);
+        if let Some(effort) = disabled.or(conversation.reasoning_effort.as_deref()) {
             if !conversation.template_arguments.contains_key("enable_thinking") {
                 variables.push(("enable_thinking", Value::from(effort != "none")));
             }
-            variables.push(("reasoning_effort", Value::from(effort.as_str())));
+            variables.push(("reasoning_effort", Value::from(effort)));
         }
         variables.push(("add_generation_prompt", Value::from(conversation.add_generation_prompt)));
         variables.push(("tools", tools.unwrap_or_else(|| Value::from(()))));

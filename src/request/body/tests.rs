@@ -25,7 +25,12 @@ fn the_endpoint_is_the_end_of_the_path() {
         Some(Endpoint::Completions)
     );
     assert_eq!(Endpoint::from_path("/v1/chat/completions/render"), None);
+    assert_eq!(Endpoint::from_path("/v1/messages"), Some(Endpoint::Messages));
+    assert_eq!(Endpoint::from_path("/v1/messages/count_tokens"), None);
     assert_eq!(Endpoint::from_path("/v1/embeddings"), None);
+    assert!(Endpoint::is_without_cache("/v1/embeddings?x=1"));
+    assert!(Endpoint::is_without_cache("/v1/messages/count_tokens"));
+    assert!(!Endpoint::is_without_cache("/v1/messages"));
 }
 
 #[test]
@@ -50,13 +55,25 @@ fn a_completion_prompt_has_four_shapes() {
     assert_eq!(completion(r#"{"prompt": ["a"]}"#), text("a"));
     assert_eq!(completion(r#"{"prompt": [1, 2]}"#), ids);
     assert_eq!(completion(r#"{"prompt": [[1, 2]]}"#), ids);
+    let one = PromptInput::Tokens(vec![TokenId(1)]);
+    let several = Ok(PromptInput::Several(vec![one, text("b").expect("a prompt")]));
+    assert_eq!(completion(r#"{"prompt": [[1], "b"]}"#), several);
+}
+
+#[test]
+fn a_batch_is_several_conversations_without_tools() {
+    let batch = |body: &str| parse(Endpoint::ChatBatch, body.as_bytes()).map(|ask| ask.prompt);
+    let turn = r#"[{"role": "user", "content": "x"}]"#;
+    let two = batch(&format!(r#"{{"messages": [{turn}, {turn}]}}"#)).expect("a body");
+    assert!(matches!(&two, PromptInput::Several(prompts) if prompts.len() == 2), "{two:?}");
+    assert!(matches!(batch(&format!(r#"{{"messages": [{turn}]}}"#)), Ok(PromptInput::Chat(_))));
+    assert!(batch(&format!(r#"{{"messages": [{turn}], "tools": [{{}}]}}"#)).is_err());
 }
 
 #[test]
 fn prompts_that_cannot_be_routed_by_have_a_reason() {
     for (body, reason) in [
-        (r#"{"prompt": ["a", "b"]}"#, "several_prompts"),
-        (r#"{"prompt": [[1], [2]]}"#, "several_prompts"),
+        (r#"{"prompt": ["a", ""]}"#, "empty_prompt"),
         (r#"{"prompt": ""}"#, "empty_prompt"),
         (r#"{"prompt": []}"#, "empty_prompt"),
         (r#"{"prompt": [[]]}"#, "empty_prompt"),

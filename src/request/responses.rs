@@ -1,0 +1,264 @@
+//! A body of `/v1/responses` → the conversation that vLLM makes of it (`construct_input_messages`).
+//!
+//! Items that follow each other are one message where they belong to one turn of the assistant.
+
+use super::body::BodyError;
+use super::conversation::{self, Conversation};
+use super::json::{self, Object};
+use serde_json::{Value, json};
+
+const FIELD: BodyError = BodyError::Field("input");
+
+pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
+    for field in ["previous_response_id", "previous_input_messages", "prompt"] {
+        // The history is in the memory of the replica that answered before.
+        if json::take(body, field).is_some() {
+            return Err(BodyError::Unsupported(field));
+        }
+    }
+    let mut messages = Vec::new();
+    if let Some(text) = json::take_text(body, "instructions")?.filter(|text| !text.is_empty()) {
+        messages.push(object(json!({ "role": "system", "content": text })));
+    }
+    let mut continued = false;
+    match json::take(body, "input") {
+        Some(Value::String(text)) => messages.push(object(json!({ "role": "user", "content": text }))),
+        Some(Value::Array(items)) => {
+            continued = items.last().is_some_and(is_unfinished);
+            let mut turns = Vec::new();
+            for item in items {
+                let Value::Object(item) = item else { return Err(FIELD) };
+                convert(item, &mut turns)?;
+            }
+            messages.append(&mut turns);
+        }
+        Some(_) => return Err(FIELD),
+        None => return Err(BodyError::EmptyPrompt),
+    }
+    let mut chat = Object::new();
+    chat.insert("messages".to_owned(), messages.into_iter().map(Value::Object).collect());
+    chat.insert("add_generation_prompt".to_owned(), (!continued).into());
+    chat.insert("continue_final_message".to_owned(), continued.into());
+    // Unlike chat completions, this endpoint leaves it at the tokenizer's default.
+    chat.insert("add_special_tokens".to_owned(), true.into());
+    if let Some(choice) = json::take(body, "tool_choice") {
+        chat.insert("tool_choice".to_owned(), choice);
+    }
+    if let Some(arguments) = json::take(body, "chat_template_kwargs") {
+        chat.insert("chat_template_kwargs".to_owned(), arguments);
+    }
+    if let Some(Value::Object(mut reasoning)) = json::take(body, "reasoning") {
+        chat.insert("reasoning_effort".to_owned(), json::take(&mut reasoning, "effort").into());
+    }
+    let mut conversation = conversation::parse(&mut chat)?;
+    conversation.tools = tools(body)?;
+    // Unlike those of chat completions, these calls are not put in order by the API.
+    let calls = conversation.messages.iter_mut().flat_map(|message| message.tool_calls.iter_mut().flatten());
+    for function in calls.filter_map(|call| call.get_mut("function")?.as_object_mut()) {
+        json::put_first(function, &["name", "arguments"]);
+    }
+    Ok(conversation)
+}
+
+fn object(value: Value) -> Object {
+    match value {
+        Value::Object(object) => object,
+        _ => Object::new(),
+    }
+}
+
+/// Whether the answer goes on with the last item.
+fn is_unfinished(item: &Value) -> bool {
+    let kind = item.get("type").map_or(Some("message"), Value::as_str);
+    let status = item.get("status").and_then(Value::as_str);
+    matches!(kind, Some("message" | "reasoning")) && matches!(status, Some("in_progress" | "incomplete"))
+}
+
+fn convert(mut item: Object, messages: &mut Vec<Object>) -> Result<(), BodyError> {
+    let kind = json::take_text(&mut item, "type")?;
+    match kind.as_deref() {
+        Some("function_call") => {
+            let field = |item: &mut Object, name| json::take_text(item, name)?.ok_or(FIELD);
+            if json::take(&mut item, "namespace").is_some() {
+                return Err(BodyError::Unsupported("a call of a tool in a namespace"));
+            }
+            let function = json!({
+                "name": field(&mut item, "name")?,
+                "arguments": field(&mut item, "arguments")?,
+            });
+            let call =
+                json!({ "id": field(&mut item, "call_id")?, "type": "function", "function": function });
+            match assistant(messages) {
+                Some(turn) => match turn.entry("tool_calls").or_insert_with(|| json!([])) {
+                    Value::Array(calls) => calls.push(call),
+                    _ => return Err(FIELD),
+                },
+                None => messages.push(object(json!({ "role": "assistant", "tool_calls": [call] }))),
+            }
+            Ok(())
+        }
+        Some("function_call_output") => {
+            let mut message = object(json!({ "role": "tool" }));
+            message.insert("content".to_owned(), text_or_parts(json::take(&mut item, "output"))?);
+            message.insert("tool_call_id".to_owned(), json::take(&mut item, "call_id").into());
+            messages.push(message);
+            Ok(())
+        }
+        Some("reasoning") => {
+            if json::take(&mut item, "encrypted_content").is_some() {
+                return Err(BodyError::Refused("encrypted reasoning"));
+            }
+            let first = |item: &mut Object, name| -> Result<Option<String>, BodyError> {
+                match json::take(item, name) {
+                    Some(Value::Array(parts)) => match parts.into_iter().next() {
+                        Some(Value::Object(mut part)) => json::take_text(&mut part, "text"),
+                        _ => Ok(None),
+                    },
+                    Some(_) => Err(FIELD),
+                    None => Ok(None),
+                }
+            };
+            let (content, summary) = (first(&mut item, "content")?, first(&mut item, "summary")?);
+            add(messages, "reasoning", content.or(summary).unwrap_or_default());
+            Ok(())
+        }
+        None | Some("message") => message(item, kind.is_some(), messages),
+        Some(_) => Err(BodyError::Unsupported("an input item of this type")),
+    }
+}
+
+fn message(mut item: Object, typed: bool, messages: &mut Vec<Object>) -> Result<(), BodyError> {
+    let role = json::take_text(&mut item, "role")?.ok_or(FIELD)?;
+    let content = json::take(&mut item, "content");
+    match (role.as_str(), content) {
+        ("assistant", Some(Value::String(text))) => add(messages, "content", text),
+        // Of an answer that is handed back, vLLM takes the first part alone.
+        ("assistant", Some(Value::Array(parts))) if typed => match parts.into_iter().next() {
+            Some(Value::Object(mut part)) if part.get("type").is_some_and(|kind| kind == "output_text") => {
+                add(messages, "content", json::take_text(&mut part, "text")?.ok_or(FIELD)?);
+            }
+            _ => return Err(BodyError::Unsupported("an assistant's message of this form")),
+        },
+        ("user" | "system" | "developer", content) => {
+            let mut message = object(json!({ "role": role }));
+            message.insert("content".to_owned(), text_or_parts(content)?);
+            message.insert("name".to_owned(), json::take(&mut item, "name").into());
+            messages.push(message);
+        }
+        _ => return Err(BodyError::Unsupported("an input message of this form")),
+    }
+    Ok(())
+}
+
+/// Content as chat completions have it. The API knows no other fields of a part than these.
+fn text_or_parts(content: Option<Value>) -> Result<Value, BodyError> {
+    match content {
+        Some(Value::Array(mut parts)) => {
+            for part in &mut parts {
+                let part = part.as_object_mut().ok_or(FIELD)?;
+                match part.get("type").and_then(Value::as_str) {
+                    Some("input_text") => part.retain(|name, _| name == "type" || name == "text"),
+                    Some("input_image" | "input_file" | "input_audio") => return Err(BodyError::Media),
+                    _ => return Err(BodyError::Unsupported("a content part of this type")),
+                }
+            }
+            Ok(parts.into())
+        }
+        Some(text @ Value::String(_)) => Ok(text),
+        _ => Err(FIELD),
+    }
+}
+
+/// The assistant's message that the next item may belong to.
+fn assistant(messages: &mut [Object]) -> Option<&mut Object> {
+    messages.last_mut().filter(|message| message.get("role").is_some_and(|role| role == "assistant"))
+}
+
+/// Adds what the assistant said or thought to its turn, or begins a new one if the turn has such already.
+fn add(messages: &mut Vec<Object>, name: &str, text: String) {
+    match assistant(messages) {
+        Some(turn) if !turn.contains_key(name) => {
+            turn.insert(name.to_owned(), text.into());
+        }
+        _ => {
+            let mut turn = object(json!({ "role": "assistant" }));
+            turn.insert(name.to_owned(), text.into());
+            messages.push(turn);
+        }
+    }
+}
+
+/// The functions among the tools; the model is not told of others.
+fn tools(body: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
+    const FIELD: BodyError = BodyError::Field("tools");
+    let Some(tools) = json::take(body, "tools") else { return Ok(None) };
+    let Value::Array(tools) = tools else { return Err(FIELD) };
+    if tools.is_empty() {
+        return Ok(None);
+    }
+    let mut functions = Vec::new();
+    for tool in tools {
+        let Value::Object(mut tool) = tool else { return Err(FIELD) };
+        match json::take_text(&mut tool, "type")?.as_deref() {
+            Some("function") => {
+                functions.push(conversation::tool(json!({ "type": "function", "function": tool }))?);
+            }
+            Some("custom" | "namespace") => return Err(BodyError::Unsupported("a tool of this type")),
+            Some(_) => {}
+            None => return Err(FIELD),
+        }
+    }
+    Ok(Some(functions))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::request::body::{BodyError, Endpoint, PromptInput, parse};
+    use crate::request::conversation::Conversation;
+
+    fn conversation(fields: &str) -> Result<Conversation, BodyError> {
+        match parse(Endpoint::Responses, format!("{{{fields}}}").as_bytes())?.prompt {
+            PromptInput::Chat(chat) => Ok(chat),
+            other => panic!("{other:?} is no conversation"),
+        }
+    }
+
+    #[test]
+    fn items_of_one_turn_are_one_message() {
+        let chat = conversation(
+            r#""instructions": "s", "input": [{"role": "user", "content": "u"},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "1", "output": "o"}]"#,
+        )
+        .expect("a body");
+        let roles: Vec<_> = chat.messages.iter().map(|message| message.role.as_str()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "tool"]);
+        let turn = &chat.messages[2];
+        assert!(turn.reasoning.is_some() && turn.tool_calls.is_some() && turn.content.len() == 1, "{turn:?}");
+        assert!(chat.add_generation_prompt && chat.add_special_tokens);
+    }
+
+    #[test]
+    fn an_unfinished_last_item_is_gone_on_with() {
+        let body = r#""input": [{"role": "user", "content": "u"}, {"type": "message", "role": "assistant",
+            "status": "incomplete", "content": [{"type": "output_text", "text": "a"}]}]"#;
+        let chat = conversation(body).expect("a body");
+        assert!(chat.continue_final_message && !chat.add_generation_prompt);
+    }
+
+    #[test]
+    fn what_is_not_in_the_body_or_not_known_is_an_error() {
+        for (fields, reason) in [
+            (r#""input": "x", "previous_response_id": "r""#, "unsupported"),
+            (r#""input": [{"type": "item_reference", "id": "x"}]"#, "unsupported"),
+            (r#""input": [{"role": "user", "content": [{"type": "input_image"}]}]"#, "media"),
+            (r#""input": "x", "tools": [{"type": "custom", "name": "f"}]"#, "unsupported"),
+            (r#""input": 7"#, "unexpected_type"),
+            ("", "empty_prompt"),
+        ] {
+            assert_eq!(conversation(fields).expect_err(fields).reason(), reason, "{fields}");
+        }
+    }
+}
