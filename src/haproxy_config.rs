@@ -4,8 +4,11 @@
 
 use clap::{Args, ValueEnum};
 
-const AGENT: &str = "127.0.0.1:9101";
-const LOG_TO: &str = "127.0.0.1:9103";
+/// Where the agent listens for HAProxy unless told otherwise: on loopback, as the protocol has no authentication.
+pub const AGENT: &str = "127.0.0.1:9101";
+/// Where the agent listens for HAProxy's log lines unless told otherwise: by UDP, as a chrooted HAProxy does not see the
+/// path of a unix socket.
+pub const LOG_TO: &str = "127.0.0.1:9103";
 const AGENT_BACKEND: &str = "kvspoa_agent";
 const SPOE_FILE: &str = "/etc/haproxy/kvspoa.spoe.conf";
 const SESSION_HEADER: &str = "x-session-id";
@@ -46,11 +49,11 @@ impl Form {
 pub struct HaproxyConfigArgs {
     /// Which part to print.
     pub form: Form,
-    /// Where the agent listens for HAProxy.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = AGENT, value_parser = word)]
+    /// Where the agent listens for HAProxy, or the path of its unix socket.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = AGENT, value_parser = address)]
     pub agent: String,
-    /// Where the agent listens for HAProxy's log lines.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = LOG_TO, value_parser = word)]
+    /// Where the agent listens for HAProxy's log lines, or the path of its unix socket.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = LOG_TO, value_parser = address)]
     pub log_to: String,
     /// The name of the agent's backend in HAProxy.
     #[arg(long, value_name = "NAME", default_value = AGENT_BACKEND, value_parser = proxy_name)]
@@ -128,6 +131,15 @@ fn word(text: &str) -> Result<String, String> {
         !text.is_empty() && !text.contains(special),
         "must be one word without quotes, `\\`, `#` and `$`",
     )
+}
+
+/// As our own configuration has it; HAProxy wants a path bare.
+fn address(text: &str) -> Result<String, String> {
+    let bare = text.strip_prefix("unix:").unwrap_or(text);
+    let port =
+        bare.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    checked(bare, bare.starts_with('/') || port, "must be ADDRESS:PORT or the path of a socket")
+        .and_then(|_| word(bare))
 }
 
 fn proxy_name(text: &str) -> Result<String, String> {
@@ -208,9 +220,17 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_of_the_agent_is_named_by_its_path() {
+        let text = rendered(Form::Agent, &["--agent", "unix:/run/kvspoa/spop.sock"]);
+        assert!(text.contains("server agent /run/kvspoa/spop.sock check"), "{text}");
+    }
+
+    #[test]
     fn a_value_cannot_add_words_or_lines() {
         for (option, value) in [
             ("--agent", "127.0.0.1:1 maxconn 1"),
+            ("--agent", "/run/a b"),
+            ("--agent", "localhost"),
             ("--spoe-file", "/a\nacl x"),
             ("--spoe-file", ""),
             ("--agent-backend", "a b"),

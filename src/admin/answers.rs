@@ -9,61 +9,86 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// The largest body that `/explain` takes, bytes; above HAProxy's largest recommended buffer.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
-pub(super) async fn answer(
-    request: Request<Incoming>,
-    router: &Router,
-    metrics: &PrometheusHandle,
-) -> Response<Full<Bytes>> {
-    match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/metrics") => {
-            router.refresh_gauges();
-            metrics.run_upkeep();
-            reply(StatusCode::OK, "text/plain; version=0.0.4", metrics.render())
-        }
-        (&Method::GET | &Method::HEAD, "/healthz") => reply(StatusCode::OK, "text/plain", "ok\n".to_owned()),
-        (&Method::GET | &Method::HEAD, "/readyz") => {
-            let readiness = router.readiness();
-            let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-            reply_json(status, &readiness)
-        }
-        (&Method::POST, "/explain") => explain(request, router).await,
-        (_, "/explain" | "/metrics" | "/healthz" | "/readyz") => {
-            error(StatusCode::METHOD_NOT_ALLOWED, "GET for /metrics, /healthz and /readyz; POST for /explain")
-        }
-        _ => error(StatusCode::NOT_FOUND, "paths: /metrics, /healthz, /readyz, POST /explain?pool=…&path=…"),
-    }
+/// Bodies of `/explain` held and decided at once; more wait for their turn.
+const MAX_EXPLAINS: usize = 4;
+
+/// What the answers are made from.
+pub(super) struct Answers {
+    router: Arc<Router>,
+    metrics: PrometheusHandle,
+    explains: Semaphore,
 }
 
-/// `POST /explain?pool=be_llm&path=/v1/chat/completions[&tokens=1]` with a request body: the decision that the request
-/// would get now, without a booking.
-async fn explain(request: Request<Incoming>, router: &Router) -> Response<Full<Bytes>> {
-    let query = request.uri().query().unwrap_or_default().to_owned();
-    let Some(pool) = parameter(&query, "pool").or_else(|| router.only_pool().map(str::to_owned)) else {
-        return error(StatusCode::BAD_REQUEST, "say which pool: /explain?pool=BACKEND");
-    };
-    let path = parameter(&query, "path").unwrap_or_else(|| "/v1/chat/completions".to_owned());
-    let options = ExplainOptions { token_ids: parameter(&query, "tokens").is_some_and(|v| v == "1") };
-    let session = parameter(&query, "session");
-    let body = match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(_) => return error(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB or broke off"),
-    };
-    let request = RoutingRequest {
-        pool,
-        path,
-        method: "POST".to_owned(),
-        session: session.map(|s| RoutingRequest::session_of(s.as_bytes())),
-        complete: true,
-        body,
-        ..RoutingRequest::default()
-    };
-    match router.explain(request, options).await {
-        Ok(explanation) => reply_json(StatusCode::OK, &explanation),
-        Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+impl Answers {
+    pub(super) fn new(router: Arc<Router>, metrics: PrometheusHandle) -> Self {
+        Self { router, metrics, explains: Semaphore::new(MAX_EXPLAINS) }
+    }
+
+    pub(super) async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        match (request.method(), request.uri().path()) {
+            (&Method::GET | &Method::HEAD, "/metrics") => {
+                self.router.refresh_gauges();
+                self.metrics.run_upkeep();
+                reply(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.render())
+            }
+            (&Method::GET | &Method::HEAD, "/healthz") => {
+                reply(StatusCode::OK, "text/plain", "ok\n".to_owned())
+            }
+            (&Method::GET | &Method::HEAD, "/readyz") => {
+                let readiness = self.router.readiness();
+                let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+                reply_json(status, &readiness)
+            }
+            (&Method::POST, "/explain") => self.explain(request).await,
+            (_, "/explain" | "/metrics" | "/healthz" | "/readyz") => error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "GET for /metrics, /healthz and /readyz; POST for /explain",
+            ),
+            _ => error(
+                StatusCode::NOT_FOUND,
+                "paths: /metrics, /healthz, /readyz, POST /explain?pool=…&path=…",
+            ),
+        }
+    }
+
+    /// `POST /explain?pool=be_llm&path=/v1/chat/completions[&session=…][&tokens=1]` with a request body: the decision
+    /// that the request would get now, without a booking.
+    async fn explain(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let only = || self.router.only_pool().map(str::to_owned);
+        let Some(pool) = parameter(&query, "pool").or_else(only) else {
+            return error(StatusCode::BAD_REQUEST, "say which pool: /explain?pool=BACKEND");
+        };
+        let path = parameter(&query, "path").unwrap_or_else(|| "/v1/chat/completions".to_owned());
+        let options = ExplainOptions { token_ids: parameter(&query, "tokens").is_some_and(|v| v == "1") };
+        let session = parameter(&query, "session");
+        // Never closed, so there always is a turn in the end.
+        let _turn = self.explains.acquire().await;
+        let body = match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(_) => {
+                return error(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB or broke off");
+            }
+        };
+        let request = RoutingRequest {
+            pool,
+            path,
+            method: "POST".to_owned(),
+            session: session.map(|s| RoutingRequest::session_of(s.as_bytes())),
+            complete: true,
+            body,
+            ..RoutingRequest::default()
+        };
+        match self.router.explain(request, options).await {
+            Ok(explanation) => reply_json(StatusCode::OK, &explanation),
+            Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 
 use crate::{config::HostPort, route::Router};
+use answers::Answers;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
@@ -17,6 +18,9 @@ const MAX_CONNECTIONS: usize = 64;
 
 /// A client that sends no complete request header in this time is cut off.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection carries one request and lives no longer than this: a client that stalls must not keep its place.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The admin listener, bound but not yet serving.
 #[derive(Debug)]
@@ -44,6 +48,7 @@ impl Admin {
     /// Serves until `stop`.
     pub async fn serve(self, router: Arc<Router>, metrics: PrometheusHandle, stop: CancellationToken) {
         let limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let answers = Arc::new(Answers::new(router, metrics));
         let tasks = TaskTracker::new();
         loop {
             let accepted = tokio::select! {
@@ -60,23 +65,20 @@ impl Admin {
                 }
             };
             let Ok(permit) = Arc::clone(&limit).try_acquire_owned() else { continue };
-            let (router, metrics, stop) = (Arc::clone(&router), metrics.clone(), stop.clone());
+            let (answers, stop) = (Arc::clone(&answers), stop.clone());
             tasks.spawn(async move {
                 let service = service_fn(|request: Request<Incoming>| {
-                    let (router, metrics) = (Arc::clone(&router), metrics.clone());
-                    async move {
-                        Ok::<Response<Full<Bytes>>, Infallible>(
-                            answers::answer(request, &router, &metrics).await,
-                        )
-                    }
+                    let answers = Arc::clone(&answers);
+                    async move { Ok::<Response<Full<Bytes>>, Infallible>(answers.answer(request).await) }
                 });
                 let connection = http1::Builder::new()
                     .timer(TokioTimer::new())
                     .header_read_timeout(HEADER_TIMEOUT)
+                    .keep_alive(false)
                     .serve_connection(TokioIo::new(stream), service);
                 tokio::select! {
                     // A client's bad HTTP is its own matter.
-                    _ = connection => {}
+                    _ = tokio::time::timeout(CONNECTION_TIMEOUT, connection) => {}
                     () = stop.cancelled() => {}
                 }
                 drop(permit);

@@ -1,8 +1,12 @@
 //! Why the agent did not start.
 
 use crate::{
-    config::HostPort, events::AddError, lifecycle::LogReceiverError, metrics::InstallError,
-    prompt::ModelError, spop::BindError,
+    config::{HostPort, Place},
+    events::AddError,
+    lifecycle::LogReceiverError,
+    metrics::InstallError,
+    prompt::ModelError,
+    spop::BindError,
 };
 use std::io;
 
@@ -10,10 +14,10 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// A model directory can't be used.
-    #[error("pool {pool}: {source}")]
+    #[error("{place}: model_dir")]
     Model {
-        /// The pool.
-        pool: String,
+        /// Where the configuration names it.
+        place: Place,
         /// Why.
         source: ModelError,
     },

@@ -1,6 +1,7 @@
 //! The agent as a whole: everything is bound, then everything runs, then everything is shut down in order.
 
 mod error;
+mod files;
 mod models;
 mod settle;
 
@@ -58,9 +59,13 @@ impl Agent {
         let pools = load_pools(config, &key)?;
         let spop_config = ServerConfig {
             max_frame_size: config.spop.max_frame_bytes,
+            max_payload_bytes: 2 * config.spop.max_frame_bytes as usize,
             max_in_flight: config.spop.max_in_flight,
             max_in_flight_bytes: config.spop.max_bytes_in_flight,
-            max_connections: config.spop.max_connections,
+            max_connections: files::max_connections(
+                config.spop.max_connections,
+                pools.iter().map(|pool| pool.ranks.len()).sum(),
+            ),
             deadline: config.spop.deadline,
             ..ServerConfig::default()
         };
@@ -123,6 +128,7 @@ impl Agent {
 pub fn run(config: &Config) -> Result<(), AgentError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .worker_threads(network_threads())
         .max_blocking_threads(config.prompt.threads + SPARE_BLOCKING_THREADS)
         .build()
         .map_err(AgentError::Runtime)?;
@@ -151,6 +157,13 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     })
 }
 
+/// At least two, on a single core too: a short prompt is tokenized on the thread that reads its connection, and sockets
+/// must be served meanwhile.
+#[must_use]
+pub fn network_threads() -> usize {
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2))
+}
+
 /// tokio resolves host names on blocking threads too.
 const SPARE_BLOCKING_THREADS: usize = 4;
 
@@ -172,7 +185,7 @@ fn load_pools(config: &Config, key: &HashKey) -> Result<Vec<Arc<Pool>>, AgentErr
                 Scheduler::new(policy(config.select.policy), scheduler_config(config), seeds.u64(..));
             Pool::new(pool, key, config.index_max_bytes, scheduler)
                 .map(Arc::new)
-                .map_err(|source| AgentError::Model { pool: pool.backend.clone(), source })
+                .map_err(|source| AgentError::Model { place: pool.place.clone(), source })
         })
         .collect()
 }

@@ -1,6 +1,9 @@
 //! `kvspoa explain`: asks the admin port of a running agent.
 
-use crate::{client, config::HostPort};
+use crate::{
+    client,
+    config::{DEFAULT_ADMIN, HostPort},
+};
 use anyhow::{Context, bail};
 use clap::Args;
 use std::{io::Read, path::PathBuf};
@@ -9,7 +12,7 @@ use std::{io::Read, path::PathBuf};
 #[derive(Args, Debug)]
 pub(super) struct ExplainArgs {
     /// The agent's admin address
-    #[arg(long, env = "KVSPOA_ADMIN_LISTEN", default_value = "127.0.0.1:9102", value_name = "ADDR")]
+    #[arg(long, env = "KVSPOA_ADMIN_LISTEN", default_value = DEFAULT_ADMIN, value_name = "ADDR")]
     admin: HostPort,
     /// The pool (HAProxy backend); may be left out where the agent has only one
     #[arg(long)]

@@ -25,10 +25,10 @@ struct Cli {
     command: Command,
     /// What is logged to standard error: error, warn, info, debug, or per module as in `kvspoa::events=debug`
     /// [default: info; of `demo`: warn]
-    #[arg(long, global = true, env = "KVSPOA_LOG", value_name = "FILTER")]
+    #[arg(long, global = true, env = "KVSPOA_LOG", value_name = "FILTER", display_order = 900)]
     log: Option<String>,
     /// Log as JSON, a line an event
-    #[arg(long, global = true, env = "KVSPOA_LOG_JSON")]
+    #[arg(long, global = true, env = "KVSPOA_LOG_JSON", display_order = 901)]
     log_json: bool,
 }
 
@@ -94,11 +94,26 @@ pub fn main() -> ExitCode {
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kvspoa: {error:#}");
+            eprintln!("kvspoa: {}", one_line(&error));
             let usage = error.chain().any(|e| e.is::<ConfigError>() || e.is::<crate::prompt::ModelError>());
             ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })
         }
     }
+}
+
+/// An error and its causes in one line. A cause whose text is in the error's own already is not said twice.
+fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string().replace('\n', " ");
+        if !line.contains(&text) {
+            if !line.is_empty() {
+                line.push_str(": ");
+            }
+            line.push_str(&text);
+        }
+    }
+    line
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
@@ -124,6 +139,7 @@ fn run(command: Command) -> anyhow::Result<()> {
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .worker_threads(agent::network_threads())
         .build()
         .context("the runtime could not be started")?;
     Ok(runtime.block_on(future))
@@ -141,4 +157,16 @@ fn init_log(filter: &str, json: bool) -> Result<(), tracing_subscriber::filter::
         log.init();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_and_says_nothing_twice() {
+        let cause = std::io::Error::other("refused");
+        let error = anyhow::Error::new(cause).context("cannot connect: refused").context("explain\nfailed");
+        assert_eq!(one_line(&error), "explain failed: cannot connect: refused");
+    }
 }

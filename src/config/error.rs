@@ -2,7 +2,7 @@
 
 use super::values::Span;
 use std::{
-    io,
+    fmt, io,
     path::{Path, PathBuf},
 };
 
@@ -18,12 +18,10 @@ pub enum ConfigError {
         source: io::Error,
     },
     /// A key or a value is wrong.
-    #[error("{}:{line}: {key}: {why}", path.display())]
+    #[error("{place}: {key}: {why}")]
     Invalid {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
+        /// Where.
+        place: Place,
         /// The key as it stands in the file.
         key: String,
         /// What is wrong and what would be right.
@@ -31,9 +29,30 @@ pub enum ConfigError {
     },
 }
 
+/// A place in a configuration file; shown as `FILE:LINE`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// The file.
+    pub path: PathBuf,
+    /// The line, from 1.
+    pub line: usize,
+}
+
+impl Place {
+    pub(super) fn of(path: &Path, text: &str, span: Span) -> Self {
+        Self { path: path.to_owned(), line: line_of(text, span.start) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.path.display(), self.line)
+    }
+}
+
 impl ConfigError {
     pub(super) fn at(path: &Path, text: &str, span: Span, key: &str, why: String) -> Self {
-        Self::Invalid { path: path.to_owned(), line: line_of(text, span.start), key: key.to_owned(), why }
+        Self::Invalid { place: Place::of(path, text, span), key: key.to_owned(), why }
     }
 
     /// The TOML reader's error; the key is taken from the line that it points at.
@@ -44,7 +63,7 @@ impl ConfigError {
         let key = source.split('=').next().unwrap_or_default().trim();
         let key = if key.is_empty() { "syntax" } else { key };
         let why = error.message().replace('\n', " ");
-        Self::Invalid { path: path.to_owned(), line, key: key.to_owned(), why }
+        Self::Invalid { place: Place { path: path.to_owned(), line }, key: key.to_owned(), why }
     }
 }
 

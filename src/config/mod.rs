@@ -7,9 +7,9 @@ mod error;
 mod raw;
 mod values;
 
-pub use error::ConfigError;
-pub use raw::Overrides;
-pub use values::{ByteSize, HostPort, Span};
+pub use error::{ConfigError, Place};
+pub use raw::{DEFAULT_ADMIN, Overrides};
+pub use values::{HostPort, Span};
 
 use crate::{events::Endpoint, lifecycle::LogListen, spop::ListenAddr};
 use raw::{RawConfig, RawPool, RawReplica};
@@ -103,6 +103,8 @@ pub struct Pool {
     pub backend: String,
     /// The model directory; absent: the small model compiled in, for demonstrations.
     pub model_dir: Option<PathBuf>,
+    /// Where `model_dir`, or else the pool's name, stands in the file.
+    pub place: Place,
     /// The LoRA adapters that clients may name as a model.
     pub adapters: Vec<String>,
     /// The replicas, in the file's order.
@@ -149,35 +151,38 @@ impl Config {
             toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
         raw.apply(overrides);
         let fail = |at: Span, key: &str, why: String| ConfigError::at(path, text, at, key, why);
-        let base = path.parent().unwrap_or(Path::new("."));
         if raw.pool.is_empty() {
             return Err(ConfigError::Invalid {
-                path: path.to_owned(),
-                line: text.lines().count().max(1),
+                place: Place { path: path.to_owned(), line: text.lines().count().max(1) },
                 key: "pool".to_owned(),
                 why: "no [[pool]] is configured: name the HAProxy backend and its replicas".to_owned(),
             });
+        }
+        if let Some(pool) = raw.pool.get(MAX_POOLS) {
+            let why = format!("more than {MAX_POOLS} pools");
+            return Err(fail(pool.backend.span(), "backend", why));
         }
         let mut backends = HashSet::new();
         for pool in &raw.pool {
             unique(&mut backends, &pool.backend).map_err(|why| fail(pool.backend.span(), "backend", why))?;
         }
+        let place = |at: Span| Place::of(path, text, at);
         let pools =
-            raw.pool.into_iter().map(|pool| build_pool(pool, base, &fail)).collect::<Result<Vec<_>, _>>()?;
+            raw.pool.into_iter().map(|pool| build_pool(pool, &place, &fail)).collect::<Result<_, _>>()?;
         Ok(Self {
             spop: Spop {
                 listen: raw.spop.listen,
-                max_frame_bytes: raw.spop.max_frame_bytes.within(256, u32::MAX as usize) as u32,
-                max_connections: raw.spop.max_connections.get(),
-                max_in_flight: raw.spop.max_in_flight.get(),
+                max_frame_bytes: raw.spop.max_frame_bytes.0 as u32,
+                max_connections: raw.spop.max_connections.0,
+                max_in_flight: raw.spop.max_in_flight.0,
                 max_bytes_in_flight: raw.spop.max_bytes_in_flight.0,
                 deadline: raw.spop.deadline.0,
             },
             admin_listen: raw.admin.listen,
             log_listen: raw.log.listen,
             prompt: Prompt {
-                threads: raw.prompt.threads.map_or_else(default_threads, Into::into),
-                queue: raw.prompt.queue,
+                threads: raw.prompt.threads.map_or_else(default_threads, |count| count.0),
+                queue: raw.prompt.queue.0,
                 inline_bytes: raw.prompt.inline_bytes.0,
             },
             index_max_bytes: raw.index.max_bytes.0,
@@ -187,6 +192,11 @@ impl Config {
     }
 }
 
+/// Far above any site; what names a pool or a rank in the agent is 16 bits wide.
+const MAX_POOLS: usize = 1_000;
+/// The same for the ranks of one pool, of which the index can tell 16,384 apart, restarted ones included.
+const MAX_RANKS: usize = 4_096;
+
 /// One core is left to the network side.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).max(1))
@@ -194,18 +204,29 @@ fn default_threads() -> usize {
 
 fn build_pool(
     raw: RawPool,
-    base: &Path,
+    place: &impl Fn(Span) -> Place,
     fail: &impl Fn(Span, &str, String) -> ConfigError,
 ) -> Result<Pool, ConfigError> {
     let mut servers = HashSet::new();
     for replica in &raw.replica {
         unique(&mut servers, &replica.server).map_err(|why| fail(replica.server.span(), "server", why))?;
     }
+    let mut ranks = 0;
+    for replica in &raw.replica {
+        ranks += replica.ranks.0;
+        if ranks > MAX_RANKS {
+            let why = format!("the pool has more than {MAX_RANKS} ranks in all");
+            return Err(fail(replica.server.span(), "server", why));
+        }
+    }
+    let place = place(raw.model_dir.as_ref().map_or(raw.backend.span(), Spanned::span));
+    let base = place.path.parent().unwrap_or(Path::new("."));
     let replicas =
         raw.replica.into_iter().map(|replica| build_replica(replica, fail)).collect::<Result<_, _>>()?;
     Ok(Pool {
         backend: raw.backend.into_inner(),
-        model_dir: raw.model_dir.map(|dir| base.join(dir)),
+        model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
+        place,
         adapters: raw.adapters,
         replicas,
     })
@@ -222,7 +243,7 @@ fn build_replica(
         let Some(endpoint) = endpoint else { return Ok(None) };
         endpoint.get_ref().of_rank(rank).map(Some).map_err(|why| fail(endpoint.span(), key, why))
     };
-    let ranks = (0..raw.ranks.get())
+    let ranks = (0..raw.ranks.0 as u16)
         .map(|rank| {
             Ok(Rank {
                 events: of_rank(&raw.events, "events", rank)?,
@@ -233,10 +254,12 @@ fn build_replica(
     Ok(Replica { server: raw.server.into_inner(), http: raw.http, ranks })
 }
 
+/// The rules of HAProxy for the names of proxies and servers.
 fn unique<'a>(seen: &mut HashSet<&'a str>, name: &'a Spanned<String>) -> Result<(), String> {
     let name = name.get_ref().as_str();
-    if name.is_empty() {
-        return Err("a name must not be empty".to_owned());
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
+    if name.is_empty() || !name.chars().all(allowed) {
+        return Err(format!("`{name}` is no name in HAProxy: letters, digits, `-`, `_`, `.` and `:`"));
     }
     if !seen.insert(name) {
         return Err(format!("`{name}` is named twice"));

@@ -2,21 +2,19 @@
 
 use super::{
     PolicyName,
-    values::{ByteSize, FirstEndpoint, HostPort, Time},
+    values::{ByteSize, Count, FirstEndpoint, HostPort, Time, from_text},
 };
-use crate::{
-    lifecycle::{DEFAULT_LISTEN, LogListen},
-    spop::ListenAddr,
-};
-use serde::{Deserialize, Deserializer, de};
-use std::{
-    fmt::Display,
-    num::{NonZeroU16, NonZeroUsize},
-    path::PathBuf,
-    str::FromStr,
-    time::Duration,
-};
+use crate::{haproxy_config, lifecycle::LogListen, spop::ListenAddr};
+use serde::Deserialize;
+use std::{path::PathBuf, str::FromStr, time::Duration};
 use toml::Spanned;
+
+const MIB: usize = 1 << 20;
+const SECOND: u64 = 1_000;
+const HOUR: u64 = 3600 * SECOND;
+
+/// Where the admin port is unless told otherwise: on loopback, as `/explain` takes prompts.
+pub const DEFAULT_ADMIN: &str = "127.0.0.1:9102";
 
 /// What environment and flags may override; flags win over the environment, both over the file.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -66,24 +64,26 @@ impl RawConfig {
 pub(super) struct RawSpop {
     #[serde(deserialize_with = "from_text")]
     pub(super) listen: ListenAddr,
-    pub(super) max_frame_bytes: ByteSize,
-    pub(super) max_connections: NonZeroUsize,
-    pub(super) max_in_flight: NonZeroUsize,
-    pub(super) max_bytes_in_flight: ByteSize,
-    pub(super) deadline: Time,
+    /// The protocol's minimum is 256.
+    pub(super) max_frame_bytes: ByteSize<256, { 256 * MIB }>,
+    pub(super) max_connections: Count<1, 1_000_000>,
+    pub(super) max_in_flight: Count<1, 1_000_000>,
+    pub(super) max_bytes_in_flight: ByteSize<MIB, { usize::MAX }>,
+    /// No client waits a minute for a choice of servers.
+    pub(super) deadline: Time<1, { 60 * SECOND }>,
 }
 
 impl Default for RawSpop {
     fn default() -> Self {
         Self {
             // Loopback: the protocol has no authentication.
-            listen: constant("127.0.0.1:9101"),
+            listen: constant(haproxy_config::AGENT),
             // Above any sensible tune.bufsize; libraries that stop at 64 KiB break large bodies.
-            max_frame_bytes: ByteSize(16 << 20),
+            max_frame_bytes: ByteSize(16 * MIB),
             // HAProxy opens about one connection per request in flight.
-            max_connections: at_least_one(16_384),
-            max_in_flight: at_least_one(4096),
-            max_bytes_in_flight: ByteSize(256 << 20),
+            max_connections: Count(16_384),
+            max_in_flight: Count(4096),
+            max_bytes_in_flight: ByteSize(256 * MIB),
             // Below the snippet's `timeout processing 500ms`, so that HAProxy sees an answer and not a time-out.
             deadline: Time(Duration::from_millis(400)),
         }
@@ -98,8 +98,7 @@ pub(super) struct RawAdmin {
 
 impl Default for RawAdmin {
     fn default() -> Self {
-        // Loopback: /explain takes prompts.
-        Self { listen: constant("127.0.0.1:9102") }
+        Self { listen: constant(DEFAULT_ADMIN) }
     }
 }
 
@@ -113,16 +112,16 @@ pub(super) struct RawLog {
 impl Default for RawLog {
     fn default() -> Self {
         // UDP and not a unix socket: a chrooted HAProxy does not see the socket's path.
-        Self { listen: constant(DEFAULT_LISTEN) }
+        Self { listen: constant(haproxy_config::LOG_TO) }
     }
 }
 
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPrompt {
-    pub(super) threads: Option<NonZeroUsize>,
-    pub(super) queue: usize,
-    pub(super) inline_bytes: ByteSize,
+    pub(super) threads: Option<Count<1, 1024>>,
+    pub(super) queue: Count<0, 1_000_000>,
+    pub(super) inline_bytes: ByteSize<0, MIB>,
 }
 
 impl Default for RawPrompt {
@@ -130,7 +129,7 @@ impl Default for RawPrompt {
         Self {
             threads: None,
             // More would not be reached before the deadline.
-            queue: 256,
+            queue: Count(256),
             // Below this a hand-over to another thread costs as much as the work.
             inline_bytes: ByteSize(2 << 10),
         }
@@ -140,13 +139,13 @@ impl Default for RawPrompt {
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawIndex {
-    pub(super) max_bytes: ByteSize,
+    pub(super) max_bytes: ByteSize<MIB, { usize::MAX }>,
 }
 
 impl Default for RawIndex {
     fn default() -> Self {
         // About 30 million blocks: 64 replicas of 8 million tokens each.
-        Self { max_bytes: ByteSize(1 << 30) }
+        Self { max_bytes: ByteSize(1024 * MIB) }
     }
 }
 
@@ -154,7 +153,8 @@ impl Default for RawIndex {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawSelect {
     pub(super) policy: PolicyName,
-    pub(super) lease: Time,
+    /// Up to thirty days.
+    pub(super) lease: Time<SECOND, { 720 * HOUR }>,
     pub(super) seed: Option<u64>,
 }
 
@@ -163,7 +163,7 @@ impl Default for RawSelect {
         Self {
             policy: PolicyName::Cost,
             // Far above any real request: a booking ends by its log line; this only bounds what lost lines leave.
-            lease: Time(Duration::from_secs(6 * 3600)),
+            lease: Time(Duration::from_millis(6 * HOUR)),
             seed: None,
         }
     }
@@ -173,7 +173,7 @@ impl Default for RawSelect {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawPool {
     pub(super) backend: Spanned<String>,
-    pub(super) model_dir: Option<PathBuf>,
+    pub(super) model_dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
     pub(super) adapters: Vec<String>,
     #[serde(default)]
@@ -188,21 +188,13 @@ pub(super) struct RawReplica {
     pub(super) events: Option<Spanned<FirstEndpoint>>,
     pub(super) replay: Option<Spanned<FirstEndpoint>>,
     #[serde(default = "one_rank")]
-    pub(super) ranks: NonZeroU16,
+    pub(super) ranks: Count<1, 1024>,
 }
 
-const fn one_rank() -> NonZeroU16 {
-    NonZeroU16::MIN
-}
-
-fn at_least_one(n: usize) -> NonZeroUsize {
-    NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN)
+const fn one_rank() -> Count<1, 1024> {
+    Count(1)
 }
 
 fn constant<T: FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| unreachable!("a constant of ours"))
-}
-
-fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
-    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }

@@ -48,7 +48,18 @@ fn a_mistake_names_file_line_and_key_in_one_line() {
     let cases = [
         ("[[pool]]\nbackend = \"b\"\nmodel-dir = \"m\"\n", ":3: model-dir: ", "unknown field"),
         ("[spop]\ndeadline = \"fast\"\n", ":2: deadline: ", "not a time"),
-        ("[spop]\nmax_in_flight = 0\n", ":2: max_in_flight: ", "nonzero"),
+        ("[spop]\nmax_in_flight = 0\n", ":2: max_in_flight: ", "from 1 to 1000000"),
+        ("[spop]\ndeadline = 400\n", ":2: deadline: ", "as in \"400ms\""),
+        ("[spop]\ndeadline = \"0ms\"\n", ":2: deadline: ", "from 1ms to 60s"),
+        ("[spop]\ndeadline = \"500000000000000h\"\n", ":2: deadline: ", "from 1ms to 60s"),
+        ("[spop]\ndeadline = \"5124095576030431h\"\n", ":2: deadline: ", "not a time"),
+        ("[spop]\nmax_frame_bytes = 100\n", ":2: max_frame_bytes: ", "from 256 to"),
+        ("[spop]\nmax_bytes_in_flight = \"0\"\n", ":2: max_bytes_in_flight: ", "at least 1048576"),
+        ("[prompt]\nthreads = 9223372036854775807\n", ":2: threads: ", "from 1 to 1024"),
+        ("[index]\nmax_bytes = -1\n", ":2: max_bytes: ", "negative"),
+        ("[select]\nlease = \"9000h\"\n", ":2: lease: ", "from 1s to"),
+        ("[[pool]]\nbackend = \"a b\"\n", ":2: backend: ", "no name in HAProxy"),
+        ("[[pool]]\nbackend = \"\"\n", ":2: backend: ", "no name in HAProxy"),
         ("[index]\nmax_bytes = \"1 parsec\"\n", ":2: max_bytes: ", "not a size"),
         ("admin.listen = \"nowhere\"\n", ":1: admin.listen: ", "host:port"),
         ("[select]\npolicy = \"best\"\n", ":2: policy: ", "unknown variant"),
@@ -78,6 +89,26 @@ fn a_mistake_names_file_line_and_key_in_one_line() {
         assert!(error.contains(why), "{text:?} gave {error}");
         assert!(!error.contains('\n'), "{error}");
     }
+}
+
+#[test]
+fn the_ranks_of_a_pool_are_bounded() {
+    let replica = |n: usize| format!("[[pool.replica]]\nserver = \"s{n}\"\nranks = 1024\n");
+    let text =
+        |count: usize| format!("[[pool]]\nbackend = \"b\"\n{}", (0..count).map(replica).collect::<String>());
+    assert_eq!(parse(&text(4)).expect("valid").pools[0].replicas.len(), 4);
+    let error = parse(&text(5)).expect_err("too many");
+    assert!(error.contains(":16: server: ") && error.contains("4096 ranks"), "{error}");
+}
+
+#[test]
+fn the_agent_answers_before_haproxy_gives_up() {
+    let config = parse(MINIMAL).expect("valid");
+    assert!(
+        config.spop.deadline < std::time::Duration::from_millis(500),
+        "snippet: timeout processing 500ms"
+    );
+    assert!(crate::haproxy_config::Form::Spoe.source().contains("timeout processing 500ms"));
 }
 
 #[test]

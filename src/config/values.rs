@@ -3,27 +3,24 @@
 
 use crate::events::Endpoint;
 use serde::{Deserialize, Deserializer, de};
-use std::{fmt, ops::Range, str::FromStr, time::Duration};
+use std::{fmt, marker::PhantomData, ops::Range, str::FromStr, time::Duration};
 
 /// A place in the file's text, in bytes.
 pub type Span = Range<usize>;
 
-/// A size in bytes: `1048576`, `"512KiB"`, `"16MiB"`, `"2GiB"`.
+/// A whole number from `LOW` to `HIGH`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ByteSize(pub usize);
+pub(super) struct Count<const LOW: usize, const HIGH: usize>(pub(super) usize);
 
-impl ByteSize {
-    /// The size, no less than `low` and no more than `high`.
-    #[must_use]
-    pub fn within(self, low: usize, high: usize) -> usize {
-        self.0.clamp(low, high)
-    }
-}
+/// A size in bytes, from `LOW` to `HIGH`: `1048576`, `"512KiB"`, `"16MiB"`, `"2GiB"`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ByteSize<const LOW: usize, const HIGH: usize>(pub(super) usize);
 
-impl FromStr for ByteSize {
+impl<const LOW: usize, const HIGH: usize> FromStr for ByteSize<LOW, HIGH> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a size: use bytes, KiB, MiB or GiB, as in \"16MiB\"");
         let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let factor = match unit.trim() {
@@ -31,22 +28,19 @@ impl FromStr for ByteSize {
             "KiB" | "k" | "K" => 1 << 10,
             "MiB" | "m" | "M" => 1 << 20,
             "GiB" | "g" | "G" => 1 << 30,
-            _ => return Err(format!("`{text}` is not a size: use bytes, KiB, MiB or GiB, as in \"16MiB\"")),
+            _ => return Err(wrong()),
         };
-        number
-            .parse::<usize>()
-            .ok()
-            .and_then(|n| n.checked_mul(factor))
-            .map(Self)
-            .ok_or_else(|| format!("`{text}` is not a size: use a number and a unit, as in \"16MiB\""))
+        let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(factor)).ok_or_else(wrong)?;
+        within(bytes, LOW, HIGH).map(Self)
     }
 }
 
-/// A length of time: `"400ms"`, `"30s"`, `"5m"`, `"6h"`.
+/// A length of time, from `LOW` to `HIGH` milliseconds: `"400ms"`, `"30s"`, `"5m"`, `"6h"`. The bounds keep sums of
+/// clocks and times from overflowing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Time(pub(super) Duration);
+pub(super) struct Time<const LOW: u64, const HIGH: u64>(pub(super) Duration);
 
-impl FromStr for Time {
+impl<const LOW: u64, const HIGH: u64> FromStr for Time<LOW, HIGH> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -62,10 +56,19 @@ impl FromStr for Time {
             _ => return Err(wrong()),
         };
         let millis = number.checked_mul(millis).ok_or_else(wrong)?;
-        if millis == 0 {
-            return Err(format!("`{text}`: a time must be above zero"));
+        if !(LOW..=HIGH).contains(&millis) {
+            let (low, high) = (Duration::from_millis(LOW), Duration::from_millis(HIGH));
+            return Err(format!("`{text}` must be from {low:?} to {high:?}"));
         }
         Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+fn within(number: usize, low: usize, high: usize) -> Result<usize, String> {
+    match (low..=high).contains(&number) {
+        true => Ok(number),
+        false if high == usize::MAX => Err(format!("{number} is too small: at least {low}")),
+        false => Err(format!("{number} must be from {low} to {high}")),
     }
 }
 
@@ -130,34 +133,65 @@ impl FirstEndpoint {
     }
 }
 
-/// Reads a value from a TOML string by its `FromStr`.
+/// Reads a value from a TOML string by its `FromStr`, which also says what is wrong with a bare number.
+pub(super) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    struct Visitor<T>(PhantomData<T>);
+    impl<T: FromStr<Err: fmt::Display>> de::Visitor<'_> for Visitor<T> {
+        type Value = T;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a value in quotes")
+        }
+
+        fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+            self.visit_str(&number.to_string())
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+    deserializer.deserialize_any(Visitor(PhantomData))
+}
+
 macro_rules! from_text {
-    ($($type:ty),*) => {$(
-        impl<'de> Deserialize<'de> for $type {
+    ($($([$($bound:tt)*])? $type:ty),*) => {$(
+        impl<'de $(, $($bound)*)?> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+                from_text(deserializer)
             }
         }
     )*};
 }
 
-from_text!(Time, HostPort, FirstEndpoint);
+from_text!([const LOW: u64, const HIGH: u64] Time<LOW, HIGH>, HostPort, FirstEndpoint);
 
-impl<'de> Deserialize<'de> for ByteSize {
+impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for Count<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
-            type Value = ByteSize;
+        let number = i64::deserialize(deserializer)?;
+        let number = usize::try_from(number).map_err(|_| de::Error::custom("must not be negative"))?;
+        within(number, LOW, HIGH).map(Self).map_err(de::Error::custom)
+    }
+}
+
+impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for ByteSize<LOW, HIGH> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<const LOW: usize, const HIGH: usize>;
+        impl<const LOW: usize, const HIGH: usize> de::Visitor<'_> for Visitor<LOW, HIGH> {
+            type Value = ByteSize<LOW, HIGH>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a size, as in \"16MiB\"")
             }
 
-            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
-                usize::try_from(bytes).map(ByteSize).map_err(|_| E::custom("a size cannot be negative"))
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Self::Value, E> {
+                let bytes = usize::try_from(bytes).map_err(|_| E::custom("a size cannot be negative"))?;
+                within(bytes, LOW, HIGH).map(ByteSize).map_err(E::custom)
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
                 text.parse().map_err(E::custom)
             }
         }

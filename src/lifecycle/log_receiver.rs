@@ -16,9 +16,6 @@ use tracing::debug;
 use super::log_line::{self, LogLine};
 use crate::metrics::LogMetrics;
 
-/// Where the lines arrive by default: on loopback, the address of `haproxy/snippet-frontend.cfg`.
-pub const DEFAULT_LISTEN: &str = "127.0.0.1:9103";
-
 /// The kernel's queue of lines that we have not read yet. A line takes about 2 KiB of it, so this holds the ends of
 /// some 2000 requests; the kernel grants at most `net.core.rmem_max`.
 const RECEIVE_BUFFER_BYTES: usize = 4 * 1024 * 1024;
@@ -29,7 +26,7 @@ const LINE_BYTES: usize = 8 * 1024;
 /// HAProxy runs as another user: who may reach the socket is decided by the directory it stands in.
 const SOCKET_MODE: u32 = 0o666;
 
-/// Where to listen: `ADDRESS:PORT`, or the path of a Unix socket.
+/// Where to listen: `ADDRESS:PORT`, or the path of a Unix socket, absolute or with `unix:` in front.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LogListen {
     /// UDP.
@@ -42,8 +39,9 @@ impl FromStr for LogListen {
     type Err = LogReceiverError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.starts_with('/') {
-            return Ok(Self::Unix(PathBuf::from(text)));
+        let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
+        if let Some(path) = path.or_else(|| Some(text).filter(|text| text.starts_with('/'))) {
+            return Ok(Self::Unix(PathBuf::from(path)));
         }
         text.parse().map(Self::Udp).map_err(|_| LogReceiverError::Address(text.to_owned()))
     }
@@ -53,7 +51,7 @@ impl fmt::Display for LogListen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Udp(address) => write!(f, "{address}"),
-            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
@@ -61,8 +59,8 @@ impl fmt::Display for LogListen {
 /// Why the receiver could not start.
 #[derive(Debug, Error)]
 pub enum LogReceiverError {
-    /// Neither an address with a port nor an absolute path.
-    #[error("`{0}` is neither ADDRESS:PORT nor the absolute path of a socket")]
+    /// Neither an address with a port nor a path.
+    #[error("`{0}` is neither ADDRESS:PORT, nor unix:PATH, nor an absolute path")]
     Address(String),
     /// The socket could not be made.
     #[error("cannot listen for log lines on {listen}")]
@@ -265,6 +263,11 @@ mod tests {
     fn an_address_without_a_port_is_refused_by_name() {
         let error = "localhost".parse::<LogListen>().expect_err("no port");
         assert!(error.to_string().contains("localhost"));
-        assert_eq!("/run/kv.sock".parse::<LogListen>().expect("a path").to_string(), "/run/kv.sock");
+        for text in ["/run/kv.sock", "unix:/run/kv.sock"] {
+            let listen: LogListen = text.parse().expect("a path");
+            assert_eq!(listen, LogListen::Unix("/run/kv.sock".into()));
+            assert_eq!(listen.to_string(), "unix:/run/kv.sock");
+        }
+        assert!("unix:".parse::<LogListen>().is_err());
     }
 }

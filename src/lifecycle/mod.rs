@@ -5,4 +5,4 @@ pub mod log_receiver;
 pub mod rfc5424;
 
 pub use log_line::{LogLine, RequestEnd, Skip};
-pub use log_receiver::{DEFAULT_LISTEN, LogListen, LogReceiver, LogReceiverError};
+pub use log_receiver::{LogListen, LogReceiver, LogReceiverError};

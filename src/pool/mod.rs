@@ -55,7 +55,8 @@ pub struct Rank {
     pub server: Arc<str>,
     /// The data-parallel rank within the replica.
     pub rank: u16,
-    /// Whether the replica has more than one rank, so that the request must name one.
+    /// Whether the request names the rank: where every replica of the pool has as many, more than one. Elsewhere a
+    /// request that HAProxy sends to another replica after all could name a rank that is not there.
     pub ranked: bool,
     /// Where the rank's events come from.
     pub feed: config::Rank,
@@ -76,6 +77,8 @@ impl Pool {
             Some(dir) => Model::load(dir)?,
             None => Model::embedded()?,
         };
+        let count = pool.replicas.first().map_or(1, |replica| replica.ranks.len());
+        let ranked = count > 1 && pool.replicas.iter().all(|replica| replica.ranks.len() == count);
         let ranks: Vec<Rank> = pool
             .replicas
             .iter()
@@ -84,7 +87,7 @@ impl Pool {
                 replica.ranks.iter().zip(0u16..).map(move |(feed, rank)| Rank {
                     server: Arc::clone(&server),
                     rank,
-                    ranked: replica.ranks.len() > 1,
+                    ranked,
                     feed: feed.clone(),
                 })
             })
