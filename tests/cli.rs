@@ -51,7 +51,9 @@ fn check_refuses_a_bad_file_with_64_and_one_line_that_names_file_line_and_key() 
 fn a_model_directory_that_cannot_be_used_is_a_mistake_of_the_configuration() {
     let output = check("[[pool]]\nbackend = \"be\"\nmodel_dir = \"nowhere\"\n");
     assert_eq!(output.status.code(), Some(64));
-    assert!(text(&output.stderr).contains("nowhere"), "{}", text(&output.stderr));
+    let said = text(&output.stderr);
+    assert!(said.contains("kvspoa.toml:3: model_dir: cannot read") && said.contains("nowhere"), "{said}");
+    assert_eq!(said.matches("No such file").count(), 1, "{said}");
 }
 
 #[test]

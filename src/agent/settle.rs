@@ -65,10 +65,11 @@ impl Settle {
         if end.spoe_error.is_some() {
             self.metrics.spoe_errors.increment(1);
         }
-        let served = end.served.as_deref().and_then(|server| pool.rank_of_server(server));
-        if end.wanted.is_some() && end.wanted != end.served {
+        let elsewhere = elsewhere(end);
+        if end.wanted.is_some() && elsewhere.is_some() {
             self.metrics.elsewhere.increment(1);
         }
+        let served = elsewhere.and_then(|server| pool.rank_of_server(server));
         if end.skip.is_some() {
             return;
         }
@@ -76,6 +77,33 @@ impl Settle {
         match ended {
             Some(_) => self.metrics.settled.increment(1),
             None => self.metrics.without_booking.increment(1),
+        }
+    }
+}
+
+/// The server that served the request, where it is not the one that was named: there, the rank that was booked is the
+/// right one, of which the log tells nothing.
+fn elsewhere(end: &RequestEnd) -> Option<&str> {
+    end.served.as_deref().filter(|served| Some(*served) != end.wanted.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lifecycle::log_line;
+
+    #[test]
+    fn only_another_server_than_the_one_named_moves_a_session() {
+        for (fields, other) in [
+            ("want=\"s1\" srv=\"s1\"", None),
+            ("want=\"s1\" srv=\"s2\"", Some("s2")),
+            ("want=\"\" srv=\"s2\"", Some("s2")),
+            ("want=\"s1\" srv=\"<NOSRV>\"", None),
+        ] {
+            let rid = "6f1c1b5c-0f0a-4c6e-9a53-2f0d0e0a0b0c";
+            let line = format!("<1>1 t h a p m [kv@1 rid=\"{rid}\" pool=\"p\" {fields} ts=\"--\"] m");
+            let Ok(LogLine::End(end)) = log_line::parse(line.as_bytes()) else { panic!("{line}") };
+            assert_eq!(elsewhere(&end), other, "{fields}");
         }
     }
 }
