@@ -22,6 +22,10 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection carries one request and lives no longer than this: a client that stalls must not keep its place.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long to wait after an accept that failed, for want of file descriptors or the like: it passes, a busy loop would
+/// not help, and the log must not fill.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
 /// The admin listener, bound but not yet serving.
 #[derive(Debug)]
 pub struct Admin {
@@ -58,9 +62,8 @@ impl Admin {
             let stream = match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of file descriptors or the like: it passes, and a busy loop would not help.
                     tracing::warn!(%error, "admin: accept failed");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
