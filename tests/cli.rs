@@ -1,6 +1,10 @@
 //! The `kvspoa` command as a person or a script meets it.
 
-use std::process::{Command, Output};
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    process::{Command, Output, Stdio},
+};
 
 fn kvspoa(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_kvspoa")).args(args).output().expect("the binary runs")
@@ -85,4 +89,53 @@ fn haproxy_config_prints_the_lines_for_the_users_own_names() {
     let output = kvspoa(&["haproxy-config", "agent", "--agent", "10.0.0.9:9999"]);
     assert!(output.status.success());
     assert!(text(&output.stdout).contains("server agent 10.0.0.9:9999 "));
+}
+
+#[test]
+fn no_prompt_is_logged_at_any_level() {
+    let free = || TcpListener::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("a port").to_string();
+    let (spop, admin, log) = (free(), free(), free());
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("kvspoa.toml");
+    std::fs::write(&path, "[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s1\"\n")
+        .expect("written");
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+        .args([
+            "run",
+            "--log",
+            "trace",
+            "--spop-listen",
+            &spop,
+            "--admin-listen",
+            &admin,
+            "--log-listen",
+            &log,
+        ])
+        .arg("--config")
+        .arg(&path)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the agent starts");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let mut client = loop {
+        match TcpStream::connect(&admin) {
+            Ok(client) => break client,
+            Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    let body = r#"{"messages":[{"role":"user","content":"Xylophone"}]}"#;
+    write!(client, "POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .expect("sent");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer, and the end of the connection");
+    assert!(answer.contains("\"state\":\"load_only\"") && answer.contains("\"prompt_tokens\":"), "{answer}");
+    agent.kill().expect("a process of ours");
+    let output = agent.wait_with_output().expect("it ends");
+    let said = text(&output.stderr);
+    assert!(said.contains("kvspoa is ready"), "{said}");
+    for line in said.lines() {
+        // A line of another crate could hold a single character of the prompt.
+        assert!(line.contains("kvspoa::") && !line.contains("Xylophone"), "{line}");
+    }
 }

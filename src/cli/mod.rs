@@ -10,7 +10,7 @@ use crate::{
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
 use std::{io::IsTerminal, path::PathBuf, process::ExitCode};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::filter_fn, layer::SubscriberExt};
 
 /// Wrong usage or configuration (`sysexits.h` EX_USAGE).
 const EXIT_USAGE: u8 = 64;
@@ -145,16 +145,18 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(runtime.block_on(future))
 }
 
-fn init_log(filter: &str, json: bool) -> Result<(), tracing_subscriber::filter::ParseError> {
-    let filter = EnvFilter::try_new(filter)?;
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+/// Logs what our own modules say and nothing else: at level trace the tokenizer's library names every character of a
+/// prompt. It says so by the `log` crate, which is left without a logger.
+fn init_log(filter: &str, json: bool) -> anyhow::Result<()> {
+    let ours = filter_fn(|metadata| metadata.target().starts_with(env!("CARGO_PKG_NAME")));
+    let lines = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
+    let log = tracing_subscriber::registry().with(EnvFilter::try_new(filter)?).with(ours);
     if json {
-        log.json().init();
+        tracing::subscriber::set_global_default(log.with(lines.json()))?;
     } else {
-        log.init();
+        tracing::subscriber::set_global_default(log.with(lines))?;
     }
     Ok(())
 }
