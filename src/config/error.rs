@@ -30,7 +30,7 @@ pub enum ConfigError {
 }
 
 /// A place in a configuration file; shown as `FILE:LINE`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Place {
     /// The file.
     pub path: PathBuf,

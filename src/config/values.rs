@@ -156,9 +156,15 @@ pub(super) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>
     deserializer.deserialize_any(Visitor(PhantomData))
 }
 
+impl<'de, const LOW: u64, const HIGH: u64> Deserialize<'de> for Time<LOW, HIGH> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
 macro_rules! from_text {
-    ($($([$($bound:tt)*])? $type:ty),*) => {$(
-        impl<'de $(, $($bound)*)?> Deserialize<'de> for $type {
+    ($($type:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 from_text(deserializer)
             }
@@ -166,7 +172,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!([const LOW: u64, const HIGH: u64] Time<LOW, HIGH>, HostPort, FirstEndpoint);
+from_text!(HostPort, FirstEndpoint);
 
 impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for Count<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -28,6 +28,7 @@ impl Scene {
             replay: None,
         };
         let pool = config::Pool {
+            place: config::Place::default(),
             backend: "be_llm".to_owned(),
             model_dir: None,
             adapters: vec!["configured".to_owned()],
