@@ -273,6 +273,14 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
         self.report(actions);
     }
 
+    /// All that is known was told in batches after `since`: what was missed before no longer matters.
+    pub fn on_turned_over(&mut self, since: u64, actions: &mut Vec<Action<P>>) {
+        if self.degraded.is_some_and(|(_, first)| first <= since.saturating_add(1)) {
+            self.degraded = None;
+        }
+        self.report(actions);
+    }
+
     /// The batch `seq` could not be decoded, or an event of it that concerns us.
     pub fn on_undecodable(&mut self, seq: u64, actions: &mut Vec<Action<P>>) {
         self.degrade(DegradedReason::Undecodable, seq.saturating_add(1));

@@ -467,6 +467,16 @@ fn a_reset_cache_heals_what_was_missed_before_it_and_not_after() {
 }
 
 #[test]
+fn a_cache_that_turned_over_heals_what_was_missed_before_and_not_after() {
+    let mut driven = Driven::following(false, 1);
+    driven.live(1, 5);
+    driven.live(1, 9);
+    assert_eq!(driven.stream.gaps(), 2);
+    assert_eq!(driven.act(|stream, _, actions| stream.on_turned_over(7, actions)), [], "of the first gap");
+    assert_eq!(driven.act(|stream, _, actions| stream.on_turned_over(9, actions)), [EXACT]);
+}
+
+#[test]
 fn a_batch_that_cannot_be_decoded_degrades_until_a_later_reset() {
     let mut driven = Driven::following(true, 5);
     let undecodable = degraded(DegradedReason::Undecodable);
