@@ -133,7 +133,8 @@ fn text(number: u32, len: u32) -> Vec<u32> {
 #[test]
 fn after_lost_batches_restarts_and_a_reset_every_prediction_is_what_the_replica_finds() {
     for_each_binary(|haproxy| {
-        let mut fleet = Fleet::start(haproxy, &[]);
+        // A topic of the engine's own makes no difference.
+        let mut fleet = Fleet::start(haproxy, &["--topic", "kv@some-model"]);
         let body = |number| json!({ "prompt": text(number, 200), "max_tokens": 3 });
         fleet.proxies.iter().for_each(|proxy| proxy.control.loss_percent.store(30, Relaxed));
         let end = Instant::now() + Duration::from_secs(5);
@@ -225,6 +226,39 @@ fn adapters_and_salts_match_their_own_blocks_and_never_the_base_models() {
             );
         }
         assert_eq!(held_anywhere(json!({})), 192);
+    });
+}
+
+#[test]
+fn each_data_parallel_rank_has_blocks_of_its_own_and_is_named_to_the_engine() {
+    for_each_binary(|haproxy| {
+        let runtime = Runtime::new().expect("a runtime");
+        let mut args = replica_args(&["--ranks", "2"]);
+        // Ports of their own for both ranks: a range that the system gives to nobody.
+        let first = 20_000 + (free_port() % 1000) * 4;
+        args.events = format!("tcp://127.0.0.1:{first}");
+        args.replay = format!("tcp://127.0.0.1:{}", first + 2);
+        let replica = runtime.block_on(Replica::start(&args)).expect("a replica");
+        let feed = replica.ranks()[0].events.clone();
+        let road = Road::with(haproxy, runtime, vec![replica], &[feed]);
+        let holders = |prompt: &[u32]| -> Vec<u64> {
+            let explanation = road.agent.explain(COMPLETIONS, &json!({ "prompt": prompt }));
+            let replicas = explanation["replicas"].as_array().expect("a list").iter();
+            let holding = replicas.filter(|replica| replica["gpu_tokens"] == 192);
+            holding.map(|replica| replica["rank"].as_u64().expect("a rank")).collect()
+        };
+        let mut used = [0; 2];
+        for number in 0..8 {
+            let prompt = text(number, 200);
+            let body = json!({ "prompt": prompt, "max_tokens": 1 });
+            assert_eq!(road.post(COMPLETIONS, &body).status(), 200);
+            let holder = eventually("the prompt's blocks are known", || holders(&prompt).first().copied());
+            let answer: Value = serde_json::from_slice(&road.post(COMPLETIONS, &body).body).expect("JSON");
+            assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 192, "rank {holder}");
+            assert_eq!(holders(&prompt), [holder]);
+            used[holder as usize] += 1;
+        }
+        assert!(used.iter().all(|count| *count > 0), "{used:?}");
     });
 }
 

@@ -31,8 +31,9 @@ struct Recorder(mpsc::Sender<Told>);
 impl Sink for Recorder {
     type Key = u8;
 
-    fn apply(&mut self, feed: u8, seq: u64, batch: &Batch) {
+    fn apply(&mut self, feed: u8, seq: u64, batch: &Batch) -> Option<u64> {
         self.tell(Told::Apply { feed, seq, events: batch.events().len() });
+        None
     }
     fn reset(&mut self, feed: u8, reason: ResetReason) {
         self.tell(Told::Reset(feed, reason));

@@ -11,8 +11,10 @@ pub trait Sink: Send + 'static {
     /// Names a feed: a rank of a pool.
     type Key: Copy + Eq + Hash + Send + Debug;
 
-    /// The next batch of a feed. Its decoding memory is used again after the call.
-    fn apply(&mut self, feed: Self::Key, seq: u64, batch: &Batch);
+    /// The next batch of a feed. Its decoding memory is used again after the call. Returns a batch since which all that
+    /// is known of the rank was told, where that is known while the feed is degraded: what was missed before it no
+    /// longer matters.
+    fn apply(&mut self, feed: Self::Key, seq: u64, batch: &Batch) -> Option<u64>;
 
     /// All blocks of the feed's rank must be forgotten.
     fn reset(&mut self, feed: Self::Key, reason: ResetReason);

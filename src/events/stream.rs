@@ -35,6 +35,10 @@ pub struct Stream<P> {
     held_bytes: usize,
     catch_up: Option<CatchUp>,
     idle_at: Option<Instant>,
+    /// Whether the replay endpoint has ever answered.
+    answered: bool,
+    /// Neither the live connection nor the replay endpoint says anything any more.
+    silent: bool,
     gaps: u64,
 }
 
@@ -92,6 +96,8 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             held_bytes: 0,
             catch_up: None,
             idle_at: None,
+            answered: false,
+            silent: false,
             gaps: 0,
         }
     }
@@ -102,6 +108,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
         match (self.phase, self.degraded) {
             (Phase::Connecting, _) => FeedState::Connecting,
             (Phase::Suspended, _) => FeedState::Suspended,
+            (Phase::Following, _) if self.silent => FeedState::Suspended,
             (Phase::Following, None) => FeedState::Exact,
             (Phase::Following, Some((reason, _))) => FeedState::Degraded(reason),
         }
@@ -139,6 +146,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     pub fn on_disconnect(&mut self, actions: &mut Vec<Action<P>>) {
         self.connected = false;
         self.live_seq = None;
+        self.silent = false;
         self.idle_at = None;
         self.drop_held();
         self.cancel_catch_up(actions);
@@ -154,6 +162,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             // Left over from the connection that was lost, whose process may never have been proven.
             return;
         }
+        self.silent = false;
         self.postpone_idle(now);
         if self.live_seq.is_some_and(|last| seq <= last) {
             self.reset(ResetReason::SequenceWentBack, actions);
@@ -191,6 +200,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             return;
         };
         *last_heard = now;
+        (self.answered, self.silent) = (true, false);
         if seq < wanted {
             return;
         }
@@ -228,6 +238,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// when it brings nothing new, or when the last live batch is the last one applied.
     pub fn on_replay_end(&mut self, now: Instant, actions: &mut Vec<Action<P>>) {
         let Some(CatchUp { step: Step::Answering { heard, new, .. }, .. }) = self.catch_up else { return };
+        (self.answered, self.silent) = (true, false);
         if !heard && self.applied.is_some() {
             self.reset(ResetReason::HistoryGone, actions);
             self.begin_catch_up(actions);
@@ -268,6 +279,14 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// The batch `seq` told that the cache was reset: what was missed before it no longer matters.
     pub fn on_cleared(&mut self, seq: u64, actions: &mut Vec<Action<P>>) {
         if self.degraded.is_some_and(|(_, since)| since <= seq) {
+            self.degraded = None;
+        }
+        self.report(actions);
+    }
+
+    /// All that is known was told in batches after `since`: what was missed before no longer matters.
+    pub fn on_turned_over(&mut self, since: u64, actions: &mut Vec<Action<P>>) {
+        if self.degraded.is_some_and(|(_, first)| first <= since.saturating_add(1)) {
             self.degraded = None;
         }
         self.report(actions);
@@ -403,6 +422,8 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             self.give_up(reason, actions);
             return;
         }
+        // An endpoint that has never answered says nothing about the process by its silence.
+        self.silent = self.answered && catch_up.barren >= self.limits.barren_requests;
         let wait = self.limits.backoff.saturating_mul(1 << catch_up.barren.min(16));
         let wait = wait.min(self.limits.backoff_max).mul_f64(0.5 + self.rng.f64());
         catch_up.step = Step::Pausing { until: now + wait };

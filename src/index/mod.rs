@@ -39,11 +39,11 @@ pub use stats::{Applied, IndexStats, RankStats};
 
 use crate::events::KvEvent;
 use crate::hash::HashKey;
-use crate::units::RankId;
+use crate::units::{EngineHash, RankId, Tier};
 use apply::{Change, Limits};
-use lanes::MAX_SLOTS;
+use lanes::{LaneId, MAX_SLOTS};
 use room::Pass;
-use runs::Runs;
+use runs::{BlockRef, Runs};
 use slot::Slot;
 
 /// A lane's owner that is no rank: the slot is dead.
@@ -233,6 +233,16 @@ impl Index {
     pub fn rank_stats(&self, rank: RankId) -> Option<RankStats> {
         let id = self.slot_of(rank)?;
         Some(self.slots[usize::from(id)].as_ref()?.stats())
+    }
+
+    /// The blocks that a rank holds in a tier and whose place is known, by the engine's names.
+    pub fn held(&self, rank: RankId, tier: Tier) -> impl Iterator<Item = EngineHash> {
+        let slot = self.slot_of(rank).and_then(|id| Some((id, self.slots[usize::from(id)].as_ref()?)));
+        slot.into_iter().flat_map(move |(id, slot)| {
+            let lane = LaneId::new(tier, id);
+            let held = slot.engine.iter().filter(move |entry| self.runs.holds(BlockRef(entry.value()), lane));
+            held.map(|entry| EngineHash(entry.key()))
+        })
     }
 
     /// All events of a batch of the rank were applied.

@@ -6,6 +6,7 @@
 mod adapters;
 mod lookup;
 mod sink;
+mod turnover;
 mod view;
 mod watch;
 

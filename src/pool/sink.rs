@@ -40,17 +40,18 @@ impl EventSink {
 impl Sink for EventSink {
     type Key = FeedKey;
 
-    fn apply(&mut self, key: FeedKey, seq: u64, batch: &Batch) {
-        let Some(pool) = self.pool(key) else { return };
+    fn apply(&mut self, key: FeedKey, seq: u64, batch: &Batch) -> Option<u64> {
+        let pool = self.pool(key)?;
         // A clock before the epoch is no clock: the lag is then 0.
         let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        pool.apply(key.rank, seq, batch, now_seconds);
+        let told_since = pool.apply(key.rank, seq, batch, now_seconds);
         let mut scheduler = pool.scheduler.lock();
         scheduler.progress(
             key.rank,
             |hashes| pool.caches.read().index.depth(key.rank, hashes),
             Instant::now(),
         );
+        told_since
     }
 
     fn reset(&mut self, key: FeedKey, _: ResetReason) {
@@ -64,9 +65,7 @@ impl Sink for EventSink {
 
     fn state(&mut self, key: FeedKey, state: FeedState, applied_seq: Option<u64>) {
         let Some(pool) = self.pool(key) else { return };
-        if let Some(feed) = pool.caches.write().feeds.get_mut(key.rank.index()) {
-            feed.set_state(state, applied_seq, Instant::now());
-        }
+        pool.caches.write().set_state(key.rank, state, applied_seq, Instant::now());
     }
 
     fn removed(&mut self, _: FeedKey) {
@@ -75,20 +74,12 @@ impl Sink for EventSink {
 }
 
 impl Pool {
-    /// Applies a batch of a rank to the index.
-    fn apply(&self, rank: RankId, seq: u64, batch: &Batch, now_seconds: f64) {
+    /// Applies a batch of a rank, as [`Sink::apply`].
+    fn apply(&self, rank: RankId, seq: u64, batch: &Batch, now_seconds: f64) -> Option<u64> {
         for name in batch.adapters() {
             self.adapters.learn(name);
         }
-        let mut caches = self.caches.write();
-        let caches = &mut *caches;
-        if caches.feeds.get_mut(rank.index()).is_some_and(|feed| feed.see(seq, batch, now_seconds)) {
-            caches.index.clear_rank(rank);
-        }
-        for event in batch.events() {
-            caches.index.apply(rank, &event);
-        }
-        caches.index.end_batch(rank);
+        self.caches.write().apply(rank, seq, batch, now_seconds)
     }
 }
 

@@ -1,10 +1,10 @@
 //! What the ranks' caches hold, and how far that can be trusted.
 
-use super::Rank;
+use super::{Rank, turnover::Turnover};
 use crate::{
     events::{Batch, FeedState, KvEvent},
     index::{Index, RankStats},
-    units::Tier,
+    units::{EngineHash, RankId, Tier},
 };
 use std::time::{Duration, Instant};
 
@@ -110,7 +110,7 @@ impl FeedFault {
 }
 
 /// What is known of one rank's stream of KV events.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Feed {
     /// Whether the rank has a stream at all.
     pub configured: bool,
@@ -131,6 +131,8 @@ pub struct Feed {
     heard_tokens: bool,
     unreachable: bool,
     connecting_since: Instant,
+    /// While the stream is degraded.
+    turnover: Option<Turnover>,
 }
 
 impl Feed {
@@ -149,6 +151,7 @@ impl Feed {
             heard_tokens: false,
             unreachable: false,
             connecting_since: now,
+            turnover: None,
         }
     }
 
@@ -198,7 +201,7 @@ impl Feed {
 
     /// A batch is about to be applied. Returns whether the rank's blocks must be forgotten first, because its blocks
     /// are of another size now. `now_seconds` is the wall clock's, since the epoch.
-    pub(super) fn see(&mut self, seq: u64, batch: &Batch, now_seconds: f64) -> bool {
+    fn see(&mut self, seq: u64, batch: &Batch, now_seconds: f64) -> bool {
         self.applied_seq = Some(seq);
         self.unreachable = false;
         self.window_groups = batch.has_window_groups();
@@ -246,7 +249,7 @@ impl Feed {
         *self = Self { state, size_changes, ..Self::new(configured, connecting_since) };
     }
 
-    pub(super) fn set_state(&mut self, state: FeedState, applied_seq: Option<u64>, now: Instant) {
+    fn set_state(&mut self, state: FeedState, applied_seq: Option<u64>, now: Instant) {
         self.state = state;
         self.applied_seq = applied_seq;
         self.unreachable = false;
@@ -263,8 +266,57 @@ impl Feed {
 }
 
 impl CacheView {
+    /// Applies a batch of a rank. Returns the batch since which all that is known of the rank was told, if the stream is
+    /// degraded and that is so now. `now_seconds` is the wall clock's, since the epoch.
+    pub(super) fn apply(&mut self, rank: RankId, seq: u64, batch: &Batch, now_seconds: f64) -> Option<u64> {
+        let Self { index, feeds } = self;
+        let feed = feeds.get_mut(rank.index())?;
+        if feed.see(seq, batch, now_seconds) {
+            index.clear_rank(rank);
+        }
+        for event in batch.events() {
+            index.apply(rank, &event);
+            if let Some(turnover) = &mut feed.turnover {
+                turnover.see(&event);
+            }
+        }
+        index.end_batch(rank);
+        let (since, gone) = feed.turnover.as_mut()?.end()?;
+        for hash in gone {
+            // Of several copies none is left.
+            while index.apply(rank, &removed(&hash)).removed > 0 {}
+        }
+        // For what is missed from here on.
+        feed.turnover = Some(Turnover::new(seq, index.held(rank, Tier::Gpu)));
+        Some(since)
+    }
+
+    /// A rank's stream is in another state.
+    pub(super) fn set_state(
+        &mut self,
+        rank: RankId,
+        state: FeedState,
+        applied_seq: Option<u64>,
+        now: Instant,
+    ) {
+        let Some(feed) = self.feeds.get_mut(rank.index()) else { return };
+        feed.set_state(state, applied_seq, now);
+        feed.turnover = match (state, feed.turnover.take()) {
+            (FeedState::Degraded(_), None) => {
+                let held = self.index.held(rank, Tier::Gpu);
+                applied_seq.map(|since| Turnover::new(since, held))
+            }
+            (FeedState::Degraded(_), turnover) => turnover,
+            _ => None,
+        };
+    }
+
     pub(super) fn new(index: Index, ranks: &[Rank], now: Instant) -> Self {
         let feeds = ranks.iter().map(|rank| Feed::new(rank.feed.events.is_some(), now)).collect();
         Self { index, feeds }
     }
+}
+
+fn removed(hash: &EngineHash) -> KvEvent<'_> {
+    KvEvent::Removed { tier: Tier::Gpu, engine_hashes: std::slice::from_ref(hash) }
 }

@@ -119,6 +119,7 @@ impl AgentProcess {
                 replica.ranks()[0].replay
             )
             .expect("a string");
+            writeln!(text, "ranks = {}", replica.ranks().len()).expect("a string");
         }
         let config = write(dir, "kvspoa.toml", &text);
         let child = spawn(&config);

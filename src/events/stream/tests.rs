@@ -458,12 +458,42 @@ fn an_idle_stream_is_asked_once_for_its_last_batches() {
 }
 
 #[test]
+fn a_process_that_says_nothing_at_all_is_suspended_until_it_speaks_again() {
+    let limits = StreamLimits::default();
+    let mut driven = Driven::new(true);
+    driven.connect();
+    driven.answer(1, [0, 1]);
+    driven.answer(1, [1]);
+    assert_eq!(driven.wait(2 * limits.idle), [request(1)]);
+    let mut heard = Vec::new();
+    for _ in 0..2 * limits.barren_requests {
+        heard.extend(driven.wait(limits.replay_silence));
+    }
+    assert_eq!(driven.stream.state(), FeedState::Suspended);
+    assert!(heard.contains(&SUSPENDED) && !heard.iter().any(|action| matches!(action, Action::Reset(_))));
+    // The connection was never lost: the next batch proves the process.
+    driven.live(1, 2);
+    assert_eq!(driven.stream.state(), FeedState::Exact);
+    assert_eq!(driven.stream.applied_seq(), Some(2));
+}
+
+#[test]
 fn a_reset_cache_heals_what_was_missed_before_it_and_not_after() {
     let mut driven = Driven::following(false, 1);
     driven.live(1, 5);
     let clear = |driven: &mut Driven, seq| driven.act(|stream, _, actions| stream.on_cleared(seq, actions));
     assert_eq!(clear(&mut driven, 4), []);
     assert_eq!(clear(&mut driven, 5), [EXACT]);
+}
+
+#[test]
+fn a_cache_that_turned_over_heals_what_was_missed_before_and_not_after() {
+    let mut driven = Driven::following(false, 1);
+    driven.live(1, 5);
+    driven.live(1, 9);
+    assert_eq!(driven.stream.gaps(), 2);
+    assert_eq!(driven.act(|stream, _, actions| stream.on_turned_over(7, actions)), [], "of the first gap");
+    assert_eq!(driven.act(|stream, _, actions| stream.on_turned_over(9, actions)), [EXACT]);
 }
 
 #[test]

@@ -233,7 +233,9 @@ impl<S: Sink> Worker<S> {
                 match action {
                     Action::Apply { seq, payload } => {
                         decode(slot, &mut self.batch, &self.config, &payload, seq, &mut further);
-                        self.sink.apply(slot.key, seq, &self.batch);
+                        if let Some(since) = self.sink.apply(slot.key, seq, &self.batch) {
+                            slot.stream.on_turned_over(since, &mut further);
+                        }
                     }
                     Action::RequestReplay { from } => self.replays.enqueue(slot.key, from),
                     Action::CancelReplay => self.replays.cancel(slot.key),

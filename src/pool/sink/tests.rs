@@ -49,15 +49,15 @@ impl Scene {
     const FEED: FeedKey = FeedKey { pool: 0, rank: RANK };
 
     fn state(&mut self, state: FeedState) {
-        self.sink.state(Self::FEED, state, None);
+        self.sink.state(Self::FEED, state, self.seq.checked_sub(1));
     }
 
-    fn apply(&mut self, events: Value) {
+    fn apply(&mut self, events: Value) -> Option<u64> {
         let payload = rmp_serde::to_vec(&(100.0, events, 0)).expect("encodes");
         let mut batch = Batch::new();
         batch.decode(&payload, &self.key, &mut self.groups).expect("decodes");
-        self.sink.apply(Self::FEED, self.seq, &batch);
         self.seq += 1;
+        self.sink.apply(Self::FEED, self.seq - 1, &batch)
     }
 
     fn rank_state(&self) -> RankState {
@@ -169,6 +169,20 @@ fn an_adapter_that_events_name_has_blocks_of_its_own() {
     assert_eq!(scene.matched(&PROMPT, Some("learned")), 1);
     assert_eq!(scene.matched(&PROMPT, Some("the-base-model")), 2);
     assert_eq!(scene.matched(&PROMPT, None), 2);
+}
+
+#[test]
+fn a_degraded_rank_whose_blocks_have_turned_over_holds_only_what_was_told_since() {
+    let removed = |hashes: &[u64]| json!({"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"});
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    scene.state(FeedState::Degraded(DegradedReason::HistoryLost));
+    // Block 2 went with a batch that was lost.
+    assert_eq!(scene.apply(json!([stored(11, 4, &[9, 9, 9, 9])])), None);
+    assert_eq!(scene.apply(json!([removed(&[1])])), None);
+    assert_eq!(scene.apply(json!([removed(&[11]), stored(12, 4, &[7, 7, 7, 7])])), Some(0));
+    assert_eq!(scene.pool.gpu_blocks(RANK), 1);
+    assert_eq!(scene.matched(&[7, 7, 7, 7], None), 1);
 }
 
 #[test]
