@@ -1,4 +1,5 @@
-//! Modules import only downwards. The order here is the one that ARCHITECTURE.md explains.
+//! What the sources and the documents say of each other: modules import only downwards, in the order that
+//! ARCHITECTURE.md explains, and the README names every metric.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -49,6 +50,21 @@ fn a_module_imports_only_from_lower_layers() {
     }
     assert!(checked > 20, "only {checked} imports were seen: the reader of `use` lines is broken");
     assert!(wrong.is_empty(), "upward imports:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_readme_names_every_metric() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).expect("the README");
+    let mut names = Vec::new();
+    for path in rust_files(&root.join("src/metrics")).into_iter().chain([root.join("src/metrics.rs")]) {
+        let text = fs::read_to_string(&path).expect("readable source");
+        names.extend(text.split("\"kvspoa_").skip(1).map(word));
+    }
+    assert!(names.len() > 30, "only {} metrics were seen", names.len());
+    names
+        .retain(|name| ![format!("`{name}`"), format!("`{name}{{")].iter().any(|form| readme.contains(form)));
+    assert!(names.is_empty(), "the README lacks {names:?}");
 }
 
 /// The crate's modules that `text` names, by `crate::module` or in a `use crate::{module::…, module::…}` list.
