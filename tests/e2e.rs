@@ -203,6 +203,56 @@ fn a_slow_upload_is_served_with_the_agent_and_without() {
     });
 }
 
+/// Conversations of twice HAProxy's buffer, in turn: each turn goes where its conversation began. `cache_salt` comes
+/// after the messages, so it is not seen.
+fn assert_cut_bodies_keep_their_affinity(cache_salt: Option<&str>, reason: &str) {
+    for_each_binary(|haproxy| {
+        let buffer = 65_536;
+        let fast = ["--prefill-tokens-per-second", "10000000", "--step-tokens", "65536"];
+        let road = Road::with_bufsize(haproxy, 3, &fast, buffer);
+        let mut conversations: Vec<_> = (0..4)
+            .map(|number| {
+                let system = format!(
+                    "You are number {number}. {}",
+                    "the bounded router writes ".repeat(2 * buffer / 26)
+                );
+                (String::new(), vec![json!({ "role": "system", "content": system })])
+            })
+            .collect();
+        for turn in 0..3 {
+            for (server, messages) in &mut conversations {
+                messages.push(json!({ "role": "user", "content": format!("Turn {turn}, please.") }));
+                let body = json!({ "messages": messages, "max_tokens": 2, "cache_salt": cache_salt });
+                assert!(body.to_string().len() > 2 * buffer);
+                let answer = road.post(CHAT, &body);
+                assert_eq!(answer.status(), 200, "{}", answer.text());
+                let served = answer.header("x-served-by").expect("set by HAProxy").to_owned();
+                if turn > 0 {
+                    assert_eq!(&served, server, "turn {turn}");
+                }
+                *server = served;
+                let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
+                messages.push(
+                    json!({ "role": "assistant", "content": json["choices"][0]["message"]["content"] }),
+                );
+                assert_no_load(&road);
+            }
+        }
+        let reasons = road.agent.metric(&format!("kvspoa_decisions_total{{reason=\"{reason}\"}}"));
+        assert!(reasons >= 8.0, "{reason}: {reasons}");
+    });
+}
+
+#[test]
+fn cut_bodies_keep_their_affinity_by_the_blocks_of_their_beginning() {
+    assert_cut_bodies_keep_their_affinity(None, "beginning_overlap");
+}
+
+#[test]
+fn cut_bodies_keep_their_affinity_when_what_names_their_cache_was_cut_off() {
+    assert_cut_bodies_keep_their_affinity(Some("salt"), "beginning_no_overlap");
+}
+
 #[test]
 fn the_agent_stops_on_sigterm_and_nothing_fails() {
     for_each_binary(|haproxy| {

@@ -25,7 +25,7 @@ fn ours(model: &Model, row: &Value) -> Result<Vec<u32>, &'static str> {
         path => Endpoint::from_path(path.trim_end_matches("/render").trim_end_matches("/count_tokens")),
     });
     let ask = parse(endpoint.ok_or("no_endpoint")?, body.as_bytes()).map_err(|error| error.reason())?;
-    let tokens = model.tokens(&ask).map_err(|error| error.reason())?;
+    let tokens = model.tokens(&ask, &|| false).map_err(|error| error.reason())?;
     Ok(tokens.ids.into_iter().map(|token| token.0).collect())
 }
 

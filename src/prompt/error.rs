@@ -65,6 +65,12 @@ pub enum PromptError {
     /// The last message cannot be continued: it has no text, or the template changes it.
     #[error("the final message cannot be continued")]
     NothingToContinue,
+    /// Of a prompt whose end is not known, the beginning is not certain either.
+    #[error("nothing of the prompt's beginning is certain")]
+    NothingKnown,
+    /// The time was up before anything was tokenized.
+    #[error("the time is up")]
+    Late,
     /// The tokenizer failed.
     #[error("the tokenizer failed")]
     Tokenizer,
@@ -84,6 +90,8 @@ impl PromptError {
             Self::UnlikePython => "unlike_python",
             Self::TooLarge => "prompt_too_large",
             Self::NothingToContinue => "nothing_to_continue",
+            Self::NothingKnown => "nothing_known",
+            Self::Late => "late",
             Self::Tokenizer => "tokenizer_failed",
             Self::Empty => "empty_prompt",
         }

@@ -13,10 +13,10 @@ mod tokenizer;
 pub use error::{ModelError, PromptError};
 pub use options::ModelOptions;
 pub use template::ContentFormat;
-pub use tokenizer::{CacheStats, Tokenize};
+pub use tokenizer::{CacheStats, TimeIsUp, Tokenize};
 
-use crate::request::body::{Ask, PromptInput};
-use crate::request::conversation::Conversation;
+use crate::request::body::{Ask, Keep, PromptInput};
+use crate::request::conversation::{Conversation, Cut};
 use crate::units::TokenId;
 use std::path::Path;
 use template::{Sources, Templates};
@@ -118,43 +118,77 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn tokenize(&self, prompt: &PromptInput) -> Result<Vec<TokenId>, PromptError> {
-        self.tokenize_all(prompt).map(|prompt| prompt.ids)
+        self.tokenize_all(prompt, &|| false).map(|prompt| prompt.ids)
     }
 
-    fn tokenize_all(&self, prompt: &PromptInput) -> Result<Tokens, PromptError> {
-        let ids = match prompt {
+    fn tokenize_all(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
+        let (ids, is_whole) = match prompt {
             PromptInput::Chat(conversation) => {
-                self.tokenizer.encode(&self.render(conversation)?, conversation.add_special_tokens)?
+                let text = self.render(conversation)?;
+                self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?
             }
             PromptInput::Text { text, add_special_tokens } => {
-                self.tokenizer.encode(text, *add_special_tokens)?
+                self.tokenizer.encode_until(text, *add_special_tokens, time_is_up)?
             }
-            PromptInput::Tokens(tokens) => tokens.clone(),
+            PromptInput::Tokens(tokens) => (tokens.clone(), true),
             PromptInput::Several(prompts) => {
-                return prompts.iter().try_fold(Tokens::default(), |all, prompt| {
-                    let one = self.tokenize_all(prompt)?;
-                    let total = all.total + one.total;
-                    let longest = if one.ids.len() > all.ids.len() { one.ids } else { all.ids };
-                    Ok(Tokens { ids: longest, total })
+                let none = Tokens { is_whole: true, ..Tokens::default() };
+                return prompts.iter().try_fold(none, |all, prompt| {
+                    let one = self.tokenize_all(prompt, time_is_up)?;
+                    Ok(Tokens {
+                        total: all.total + one.total,
+                        is_whole: all.is_whole && one.is_whole,
+                        ids: if one.ids.len() > all.ids.len() { one.ids } else { all.ids },
+                    })
                 });
             }
         };
-        if ids.is_empty() { Err(PromptError::Empty) } else { Ok(Tokens { total: ids.len(), ids }) }
+        match (ids.is_empty(), is_whole) {
+            (true, true) => Err(PromptError::Empty),
+            (true, false) => Err(PromptError::Late),
+            (false, _) => Ok(Tokens { total: ids.len(), ids, is_whole }),
+        }
     }
 
-    /// The token ids that the engine will compute for a request: those of its prompt, truncated as it asks.
+    /// The token ids that the engine will compute for a request: those of its prompt, truncated as it asks. Of a prompt
+    /// whose end is not known, or that is not done when `time_is_up`, they are the first ones.
     ///
     /// # Errors
     /// As [`Model::tokenize`].
-    pub fn tokens(&self, ask: &Ask) -> Result<Tokens, PromptError> {
-        let mut tokens = self.tokenize_all(&ask.prompt)?;
-        if let Some(truncation) = &ask.truncation {
-            let before = tokens.ids.len();
-            truncation.apply(&mut tokens.ids);
-            // Of several prompts the others are not kept, so their sum stays an upper bound.
-            tokens.total -= before - tokens.ids.len();
+    pub fn tokens(&self, ask: &Ask, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
+        let mut tokens = if ask.is_whole {
+            self.tokenize_all(&ask.prompt, time_is_up)?
+        } else {
+            self.beginning(&ask.prompt, time_is_up)?
+        };
+        let Some(truncation) = &ask.truncation else { return Ok(tokens) };
+        if !tokens.is_whole && truncation.keep == Keep::Last {
+            return Err(PromptError::NothingKnown);
         }
+        let before = tokens.ids.len();
+        truncation.apply(&mut tokens.ids);
+        // Of several prompts the others are not kept, so their sum stays an upper bound.
+        tokens.total -= before - tokens.ids.len();
         Ok(tokens)
+    }
+
+    fn beginning(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
+        let ids = match prompt {
+            PromptInput::Chat(conversation) => {
+                let cut = conversation.cut.unwrap_or(Cut::AfterMessage);
+                let text = self.templates.render_beginning(conversation, cut)?;
+                self.tokenizer.encode_beginning(&text, conversation.add_special_tokens, time_is_up)?
+            }
+            PromptInput::Text { text, add_special_tokens } => {
+                self.tokenizer.encode_beginning(text, *add_special_tokens, time_is_up)?
+            }
+            PromptInput::Tokens(tokens) => tokens.clone(),
+            PromptInput::Several(_) => return Err(PromptError::NothingKnown),
+        };
+        if ids.is_empty() {
+            return Err(PromptError::NothingKnown);
+        }
+        Ok(Tokens { total: ids.len(), ids, is_whole: false })
     }
 }
 
@@ -163,8 +197,10 @@ impl Model {
 pub struct Tokens {
     /// The prompt's ids; of several prompts those of the longest.
     pub ids: Vec<TokenId>,
-    /// How many tokens all prompts of the request have together.
+    /// How many tokens all prompts of the request have together, as far as they are known.
     pub total: usize,
+    /// Whether these are all, and not only the first ones.
+    pub is_whole: bool,
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::request::body::{Endpoint, parse};
 fn tokens(body: &str) -> Vec<TokenId> {
     let model = Model::embedded().expect("the embedded model");
     let ask = parse(Endpoint::ChatCompletions, body.as_bytes()).expect("a body");
-    model.tokens(&ask).expect("tokens").ids
+    model.tokens(&ask, &|| false).expect("tokens").ids
 }
 
 fn rendered(body: &str) -> String {
@@ -34,8 +34,91 @@ fn of_several_prompts_the_longest_counts_and_all_together() {
     let model = Model::embedded().expect("the embedded model");
     let body = r#"{"prompt": [[1, 2], [3, 4, 5], [6]], "truncate_prompt_tokens": 2}"#;
     let mut ask = parse(Endpoint::Completions, body.as_bytes()).expect("a body");
-    let all = model.tokens(&ask).expect("tokens");
+    let all = model.tokens(&ask, &|| false).expect("tokens");
     assert_eq!((all.ids, all.total), (vec![TokenId(4), TokenId(5)], 5));
     ask.truncation = None;
-    assert_eq!(model.tokens(&ask).expect("tokens").total, 6);
+    assert_eq!(model.tokens(&ask, &|| false).expect("tokens").total, 6);
+}
+
+#[test]
+fn when_the_time_is_up_the_first_tokens_are_there() {
+    let model = Model::embedded().expect("the embedded model");
+    let body =
+        r#"{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}"#;
+    let ask = parse(Endpoint::ChatCompletions, body.as_bytes()).expect("a body");
+    let whole = model.tokens(&ask, &|| false).expect("tokens");
+    let looks = std::cell::Cell::new(0);
+    let second_look = || looks.replace(looks.get() + 1) > 0;
+    let first = model.tokens(&ask, &second_look).expect("tokens");
+    assert!(whole.is_whole && !first.is_whole);
+    assert!(!first.ids.is_empty() && first.ids.len() < whole.ids.len());
+    assert!(whole.ids.starts_with(&first.ids));
+}
+
+#[test]
+fn a_cut_body_has_the_first_tokens_of_the_whole_one() {
+    let model = Model::embedded().expect("the embedded model");
+    let words =
+        ["the ", "router ", "writes\n", "\u{e9} ", "🙂", "{\"a\": 1}", "fn main() ", "    ", "<|im_end|>"];
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut text = |count: usize| -> String { (0..count).filter_map(|_| random.choice(words)).collect() };
+    let messages = serde_json::json!([
+        { "role": "system", "content": text(60) },
+        { "role": "user", "content": text(60) },
+        { "role": "assistant", "content": text(60), "tool_calls": [
+            { "id": "1", "type": "function", "function": { "name": "f", "arguments": "{\"a\": 1}" } }] },
+        { "role": "tool", "tool_call_id": "1", "content": text(60) },
+        { "role": "user", "content": [{ "type": "text", "text": text(60) }, { "type": "text", "text": text(9) }] },
+    ]);
+    let chat = serde_json::json!({ "model": "m", "messages": messages, "temperature": 0 });
+    let blocks = serde_json::json!([
+        { "role": "user", "content": [{ "type": "text", "text": text(60) }] },
+        { "role": "assistant", "content": text(60) },
+        { "role": "user", "content": text(90) },
+    ]);
+    let claude = serde_json::json!({ "system": text(50), "messages": blocks, "max_tokens": 1 });
+    let items = serde_json::json!([
+        { "role": "user", "content": text(60) },
+        { "type": "message", "role": "assistant", "content": [{ "type": "output_text", "text": text(60) }] },
+        { "type": "function_call", "call_id": "1", "name": "f", "arguments": "{}" },
+        { "type": "function_call_output", "call_id": "1", "output": text(60) },
+        { "role": "user", "content": text(60) },
+    ]);
+    let responses = serde_json::json!({ "instructions": text(40), "input": items });
+    let completion = serde_json::json!({ "prompt": text(200), "max_tokens": 1 });
+    for (endpoint, body) in [
+        (Endpoint::ChatCompletions, chat),
+        (Endpoint::Messages, claude),
+        (Endpoint::Responses, responses),
+        (Endpoint::Completions, completion),
+    ] {
+        let body = body.to_string();
+        let whole = model.tokens(&parse(endpoint, body.as_bytes()).expect("a body"), &|| false);
+        let whole = whole.expect("tokens").ids;
+        let (mut longest, mut useful) = (0, 0);
+        for end in (0..body.len()).step_by(3) {
+            let Ok(ask) = crate::request::partial::parse(endpoint, &body.as_bytes()[..end]) else { continue };
+            let Ok(known) = model.tokens(&ask, &|| false) else { continue };
+            assert!(whole.starts_with(&known.ids), "{endpoint:?} cut at {end}");
+            longest = longest.max(known.ids.len());
+            useful += 1;
+        }
+        assert!(longest * 10 > whole.len() * 8, "{endpoint:?}: {longest} of {}", whole.len());
+        assert!(useful * 3 > body.len() / 2, "{endpoint:?}: {useful}");
+    }
+}
+
+#[test]
+fn of_a_conversation_with_media_what_stands_before_them_counts() {
+    let turn = r#"{"role": "user", "content": "tell me of all the ships that you have seen in the harbour"}"#;
+    let media = r#"{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}"#;
+    let model = Model::embedded().expect("the embedded model");
+    let ask = |messages: &str| {
+        parse(Endpoint::ChatCompletions, format!(r#"{{"messages": [{messages}]}}"#).as_bytes())
+    };
+    let text = model.tokens(&ask(turn).expect("a body"), &|| false).expect("tokens");
+    let with_media = ask(&format!("{turn}, {media}, {turn}")).expect("a body");
+    assert!(!with_media.is_whole && !with_media.identity_is_known);
+    let known = model.tokens(&with_media, &|| false).expect("tokens");
+    assert!(text.ids.starts_with(&known.ids) && !known.is_whole);
 }

@@ -13,15 +13,13 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     let Some(Value::Array(given)) = json::take(body, "messages") else {
         return Err(BodyError::Field("messages"));
     };
-    let inline_from = messages.len();
-    for message in given {
-        convert(message, &mut messages)?;
-    }
-    let has_inline_system = messages.iter().skip(inline_from).any(|message| message["role"] == "system");
+    let (mut turns, cut) = conversation::until_media(given, |turns, message| convert(message, turns))?;
+    let has_inline_system = turns.iter().any(|message| message["role"] == "system");
     if bare_billing_line && has_inline_system {
         // Merged before the line is removed, it would take a part of the next message with it.
         return Err(BodyError::Unsupported("a billing line without an end"));
     }
+    messages.append(&mut turns);
     let choice_is_none = body.get("tool_choice").is_some_and(|choice| choice["type"] == "none");
     let mut chat = Object::new();
     chat.insert("messages".to_owned(), messages.into());
@@ -34,6 +32,7 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     }
     let mut conversation = conversation::parse(&mut chat)?;
     conversation.tools = tools(body)?;
+    conversation.cut = cut;
     conversation.system_may_be_first = true;
     conversation.thinking_disabled =
         body.get("thinking").is_some_and(|thinking| thinking["type"] == "disabled");

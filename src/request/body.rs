@@ -79,6 +79,10 @@ pub struct Ask {
     pub model: Option<String>,
     /// The prompt.
     pub prompt: PromptInput,
+    /// Whether the prompt is all that the engine will see, and not the beginning of it.
+    pub is_whole: bool,
+    /// Whether nothing that was not seen can change the part of the prompt that was.
+    pub identity_is_known: bool,
     /// Which tokens of the prompt the engine drops; `None` keeps all.
     pub truncation: Option<Truncation>,
     /// Keeps the request's cached blocks apart from those of other salts.
@@ -140,9 +144,12 @@ impl Truncation {
 /// Why a body gives no prompt to route by. No variant holds text of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BodyError {
-    /// Not JSON, cut off, or nested too deep.
+    /// Not JSON, or nested too deep.
     #[error("the body is not JSON")]
     Malformed,
+    /// The body was cut off before anything of the prompt was certain.
+    #[error("the body was cut off too early")]
+    Cut,
     /// JSON, but not an object.
     #[error("the body is not a JSON object")]
     NotAnObject,
@@ -175,6 +182,7 @@ impl BodyError {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
+            Self::Cut => "cut",
             Self::NotAnObject => "not_an_object",
             Self::Field(_) => "unexpected_type",
             Self::EmptyPrompt => "empty_prompt",
@@ -192,9 +200,14 @@ impl BodyError {
 /// # Errors
 /// See [`BodyError`]; all of them mean "route by load".
 pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
-    let Value::Object(mut body) = serde_json::from_slice(body).map_err(|_| BodyError::Malformed)? else {
-        return Err(BodyError::NotAnObject);
-    };
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(body)) => read(endpoint, body),
+        Ok(_) => Err(BodyError::NotAnObject),
+        Err(_) => Err(BodyError::Malformed),
+    }
+}
+
+pub(super) fn read(endpoint: Endpoint, mut body: Object) -> Result<Ask, BodyError> {
     let cache_salt = json::take_text(&mut body, "cache_salt")?;
     if cache_salt.as_deref() == Some("") {
         return Err(BodyError::Refused("an empty cache_salt"));
@@ -207,7 +220,10 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
         Endpoint::Messages => converted_prompt(&mut body, anthropic::parse)?,
     };
     let may_truncate = !matches!(endpoint, Endpoint::Responses | Endpoint::Messages);
+    let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
     Ok(Ask {
+        is_whole,
+        identity_is_known: is_whole,
         model: json::take_text(&mut body, "model")?,
         prompt,
         truncation: if may_truncate { truncation(&mut body)? } else { None },

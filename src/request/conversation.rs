@@ -31,8 +31,19 @@ pub struct Conversation {
     /// Whether system messages are merged into one at the front, without anything between them, where the template
     /// refuses them elsewhere. So it is with Anthropic's Messages.
     pub system_may_be_first: bool,
+    /// Where the known part ends; `None`: all of the conversation is known.
+    pub cut: Option<Cut>,
     /// Anthropic's `thinking: disabled`, for which the engine finds out the model's word.
     pub thinking_disabled: bool,
+}
+
+/// How the known part of a conversation ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// The last text of the last message may go on.
+    InText,
+    /// More messages may follow.
+    AfterMessage,
 }
 
 /// One message.
@@ -110,10 +121,11 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     if continue_final_message && add_generation_prompt {
         return Err(BodyError::Refused("continue_final_message together with add_generation_prompt"));
     }
-    let messages = match json::take(body, "messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => {
-            messages.into_iter().map(message).collect::<Result<_, _>>()?
-        }
+    let (messages, cut) = match json::take(body, "messages") {
+        Some(Value::Array(messages)) if !messages.is_empty() => until_media(messages, |messages, value| {
+            messages.push(message(value)?);
+            Ok(())
+        })?,
         Some(Value::Array(_)) | None => return Err(BodyError::EmptyPrompt),
         Some(_) => return Err(BodyError::Field("messages")),
     };
@@ -130,8 +142,26 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
         continue_final_message,
         add_special_tokens: json::take_flag(body, "add_special_tokens", false)?,
         system_may_be_first: false,
+        cut,
         thinking_disabled: false,
     })
+}
+
+/// Takes messages until the first one with media: its tokens depend on the engine's own processing, but not those
+/// before it.
+pub(super) fn until_media<T>(
+    values: Vec<Value>,
+    mut take: impl FnMut(&mut Vec<T>, Value) -> Result<(), BodyError>,
+) -> Result<(Vec<T>, Option<Cut>), BodyError> {
+    let mut taken = Vec::new();
+    for value in values {
+        match take(&mut taken, value) {
+            Ok(()) => {}
+            Err(BodyError::Media) if !taken.is_empty() => return Ok((taken, Some(Cut::AfterMessage))),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((taken, None))
 }
 
 fn message(value: Value) -> Result<Message, BodyError> {

@@ -5,6 +5,7 @@ pub mod body;
 pub mod conversation;
 mod json;
 pub mod notify;
+pub mod partial;
 mod responses;
 
 pub use body::Endpoint;

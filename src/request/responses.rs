@@ -20,16 +20,17 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     if let Some(text) = json::take_text(body, "instructions")?.filter(|text| !text.is_empty()) {
         messages.push(object(json!({ "role": "system", "content": text })));
     }
-    let mut continued = false;
+    let (mut continued, mut cut) = (false, None);
     match json::take(body, "input") {
         Some(Value::String(text)) => messages.push(object(json!({ "role": "user", "content": text }))),
         Some(Value::Array(items)) => {
             continued = items.last().is_some_and(is_unfinished);
-            let mut turns = Vec::new();
-            for item in items {
-                let Value::Object(item) = item else { return Err(FIELD) };
-                convert(item, &mut turns)?;
-            }
+            let (mut turns, end) = conversation::until_media(items, |turns, item| match item {
+                Value::Object(item) => convert(item, turns),
+                _ => Err(FIELD),
+            })?;
+            cut = end;
+            continued &= cut.is_none();
             messages.append(&mut turns);
         }
         Some(_) => return Err(FIELD),
@@ -52,6 +53,7 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     }
     let mut conversation = conversation::parse(&mut chat)?;
     conversation.tools = tools(body)?;
+    conversation.cut = cut;
     // Unlike those of chat completions, these calls are not put in order by the API.
     let calls = conversation.messages.iter_mut().flat_map(|message| message.tool_calls.iter_mut().flatten());
     for function in calls.filter_map(|call| call.get_mut("function")?.as_object_mut()) {

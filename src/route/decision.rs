@@ -34,15 +34,28 @@ impl State {
         }
     }
 
-    fn of(tokens_known: bool, streams: &[Stream]) -> Self {
-        if !tokens_known || streams.iter().all(|stream| stream.state == RankState::NoEvents) {
+    fn of(known: Option<Known>, streams: &[Stream]) -> Self {
+        if known.is_none() || streams.iter().all(|stream| stream.state == RankState::NoEvents) {
             Self::LoadOnly
+        } else if known == Some(Known::Unsure) {
+            Self::Degraded
         } else if streams.iter().all(|stream| stream.state == RankState::Exact) {
             Self::Exact
         } else {
             Self::Degraded
         }
     }
+}
+
+/// How much of a prompt its tokens are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Known {
+    /// All of it.
+    Whole,
+    /// Certainly its first ones.
+    Beginning,
+    /// Its first ones, if nothing that was not seen changes them.
+    Unsure,
 }
 
 /// The time that each stage of a decision took.
@@ -106,11 +119,11 @@ impl Decision {
         }
     }
 
-    /// The record of a choice. `tokens` are the prompt's, or why there are none.
+    /// The record of a choice. `tokens` are the prompt's and how much of it, or why there are none.
     #[must_use]
     pub fn chosen(
         pool: &Arc<Pool>,
-        tokens: Result<Vec<TokenId>, Reason>,
+        tokens: Result<(Vec<TokenId>, Known), Reason>,
         choice: Choice,
         streams: Vec<Stream>,
     ) -> Self {
@@ -125,14 +138,18 @@ impl Decision {
         let reason = match (&tokens, chosen) {
             (_, None) => Reason::NoReplica,
             (Err(reason), _) => *reason,
-            (Ok(_), Some(Chosen { matched_tokens: 0, .. })) => Reason::NoOverlap,
-            (Ok(_), Some(_)) => Reason::Overlap,
+            (Ok((_, known)), Some(chosen)) => match (known, chosen.matched_tokens) {
+                (Known::Whole, 0) => Reason::NoOverlap,
+                (Known::Whole, _) => Reason::Overlap,
+                (_, 0) => Reason::BeginningNoOverlap,
+                (_, _) => Reason::BeginningOverlap,
+            },
         };
         Self {
             reason,
-            state: State::of(tokens.is_ok(), &streams),
+            state: State::of(tokens.as_ref().ok().map(|(_, known)| *known), &streams),
             pool: Some(Arc::clone(pool)),
-            tokens: tokens.ok(),
+            tokens: tokens.ok().map(|(tokens, _)| tokens),
             choice: Some(choice),
             chosen,
             streams,

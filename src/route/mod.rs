@@ -7,7 +7,7 @@ mod readiness;
 mod reason;
 mod workers;
 
-pub use decision::{Chosen, Decision, Stages, State};
+pub use decision::{Chosen, Decision, Known, Stages, State};
 pub use explanation::Explanation;
 pub use readiness::Readiness;
 pub use reason::{Outcome, Reason};
@@ -16,7 +16,7 @@ pub use workers::{NotDone, Workers};
 use crate::{
     metrics::{PoolMetrics, RouteMetrics},
     pool::{FeedFault, Pool, RankState},
-    request::{Endpoint, RoutingRequest, body},
+    request::{Endpoint, RoutingRequest, body, partial},
     select::Ask,
     spop::{Actions, Handler},
     units::{RequestId, TokenId},
@@ -60,12 +60,14 @@ struct Prompt {
     tokens: Vec<TokenId>,
     /// What the choice and its booking count with: the tokens of all prompts of the request.
     total: usize,
+    known: Known,
     cache_salt: Option<String>,
     model: Option<String>,
 }
 
 impl Router {
-    /// A router over these pools. `deadline` bounds the wait for a thread; the SPOP server bounds the whole.
+    /// A router over these pools. After three quarters of `deadline` no prompt is begun or gone on with, so that there
+    /// is time to choose by what is known until then; the SPOP server bounds the whole.
     #[must_use]
     pub fn new(pools: &[Arc<Pool>], workers: Workers, inline_bytes: usize, deadline: Duration) -> Self {
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
@@ -136,7 +138,7 @@ impl Router {
         if request.method != "POST" {
             return Decision::none(Reason::NotPost, Some(Arc::clone(pool)));
         }
-        let prompt = self.prompt(pool, &request, received + self.deadline).await;
+        let prompt = self.prompt(pool, &request, received + self.deadline * 3 / 4).await;
         let prompted = Instant::now();
         let mut decision = match prompt {
             Ok(prompt) => choose(pool, &request, Ok(prompt), book),
@@ -176,14 +178,18 @@ impl Router {
         if request.content_encoding.is_some() {
             return Err(Reason::BodyCompressed);
         }
-        if !request.complete {
-            return Err(Reason::BodyCut);
-        }
+        let preparing = Preparing {
+            pool: Arc::clone(pool),
+            endpoint,
+            body: request.body.clone(),
+            is_complete: request.complete,
+            content_length: request.content_length,
+            until: deadline,
+        };
         if request.body.len() <= self.inline_bytes {
-            return tokenize(pool, endpoint, &request.body);
+            return preparing.run();
         }
-        let (pool, body) = (Arc::clone(pool), request.body.clone());
-        self.workers.run(deadline, move || tokenize(&pool, endpoint, &body)).await?
+        self.workers.run(deadline, move || preparing.run()).await?
     }
 }
 
@@ -204,10 +210,47 @@ impl Handler for RouteHandler {
     }
 }
 
-fn tokenize(pool: &Pool, endpoint: Endpoint, request_body: &[u8]) -> Result<Prompt, Reason> {
-    let ask = body::parse(endpoint, request_body)?;
-    let tokens = pool.model.tokens(&ask)?;
-    Ok(Prompt { total: tokens.total, tokens: tokens.ids, cache_salt: ask.cache_salt, model: ask.model })
+/// A body to be turned into tokens.
+struct Preparing {
+    pool: Arc<Pool>,
+    endpoint: Endpoint,
+    body: Bytes,
+    is_complete: bool,
+    content_length: Option<u64>,
+    until: Instant,
+}
+
+impl Preparing {
+    fn run(&self) -> Result<Prompt, Reason> {
+        let ask = if self.is_complete {
+            body::parse(self.endpoint, &self.body)?
+        } else {
+            partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?
+        };
+        let tokens = self.pool.model.tokens(&ask, &|| Instant::now() >= self.until)?;
+        let known = match (tokens.is_whole, ask.identity_is_known) {
+            (true, _) => Known::Whole,
+            (false, true) => Known::Beginning,
+            (false, false) => Known::Unsure,
+        };
+        let total = if tokens.is_whole { tokens.total } else { self.estimate(tokens.total) };
+        Ok(Prompt { total, known, tokens: tokens.ids, cache_salt: ask.cache_salt, model: ask.model })
+    }
+
+    /// The tokens of the whole prompt, by those that are known of it.
+    fn estimate(&self, known: usize) -> usize {
+        let body_bytes = self.content_length.unwrap_or(0).max(self.body.len() as u64);
+        let by_length = usize::try_from(body_bytes).unwrap_or(usize::MAX) / BYTES_PER_TOKEN;
+        // At least one more, so that all known blocks may count as cached.
+        by_length.max(known + 1)
+    }
+}
+
+/// Stands for the session of a body that was cut, where the client names none: what its conversation begins with. A
+/// power of two of bytes, as the place of the cut differs a little from turn to turn.
+fn session_of_beginning(body: &[u8]) -> Option<u64> {
+    let length = 1_usize << body.len().checked_ilog2()?;
+    body.get(..length).map(RoutingRequest::session_of)
 }
 
 /// Looks the prompt up, scores all ranks and, with `book`, books the choice in the same critical section.
@@ -232,7 +275,12 @@ fn choose(
     let looked_up = Instant::now();
     // Without an id the end would never be told: then nothing is booked.
     let book = book && request.id.is_some();
-    let ask = Ask { id: request.id.unwrap_or(RequestId(0)), prompt: found.prompt, session: request.session };
+    let beginning = || session_of_beginning(&request.body).filter(|_| !request.complete);
+    let ask = Ask {
+        id: request.id.unwrap_or(RequestId(0)),
+        prompt: found.prompt,
+        session: request.session.or_else(beginning),
+    };
     let choice = {
         let mut scheduler = pool.scheduler.lock();
         if book {
@@ -241,7 +289,8 @@ fn choose(
             scheduler.choose(&ask, &found.candidates, looked_up)
         }
     };
-    let mut decision = Decision::chosen(pool, prompt.map(|prompt| prompt.tokens), choice, found.streams);
+    let mut decision =
+        Decision::chosen(pool, prompt.map(|prompt| (prompt.tokens, prompt.known)), choice, found.streams);
     decision.stages.lookup = looked_up - started;
     decision.stages.choice = looked_up.elapsed();
     decision

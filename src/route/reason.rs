@@ -49,7 +49,13 @@ reasons! {
     /// No replica of the band holds any of it: chosen by load, session or chance.
     NoOverlap = "no_overlap", Scored;
 
-    /// The body did not fit HAProxy's buffer.
+    /// Only the beginning of the prompt is known, and the chosen replica holds a part of it. So it is where the body did
+    /// not fit HAProxy's buffer, from the first image on, and where time was too short for more.
+    BeginningOverlap = "beginning_overlap", Scored;
+    /// The same, and no replica of the band holds any of it.
+    BeginningNoOverlap = "beginning_no_overlap", Scored;
+
+    /// The body did not fit HAProxy's buffer, and nothing of the prompt is certain.
     BodyCut = "body_cut", LoadOnly;
     /// The body is compressed.
     BodyCompressed = "body_compressed", LoadOnly;
@@ -108,6 +114,7 @@ impl From<BodyError> for Reason {
             BodyError::Malformed | BodyError::NotAnObject | BodyError::Field(_) | BodyError::Number => {
                 Self::BodyMalformed
             }
+            BodyError::Cut => Self::BodyCut,
             BodyError::EmptyPrompt => Self::EmptyPrompt,
             BodyError::Media => Self::Media,
             BodyError::RequestTemplate => Self::RequestTemplate,
@@ -125,6 +132,8 @@ impl From<PromptError> for Reason {
             PromptError::TemplateFailed { .. } | PromptError::UnlikePython | PromptError::TooLarge => {
                 Self::TemplateFailed
             }
+            PromptError::NothingKnown => Self::BodyCut,
+            PromptError::Late => Self::Deadline,
             PromptError::Tokenizer => Self::TokenizerFailed,
             PromptError::Empty => Self::EmptyPrompt,
         }

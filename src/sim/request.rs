@@ -104,7 +104,7 @@ impl Served {
         let mut prompts = Vec::new();
         let mut choices = Vec::new();
         for (at, ask) in asks.into_iter().enumerate() {
-            let tokens = self.model.tokens(&ask)?.ids;
+            let tokens = self.model.tokens(&ask, &|| false)?.ids;
             let (length, finish_reason) =
                 self.answer_length(endpoint, &ask, tokens.len(), flag("ignore_eos"))?;
             for choice in 0..choices_each {

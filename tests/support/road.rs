@@ -19,6 +19,9 @@ use super::{eventually, free_port};
 /// The backend, by which the agent knows its pool.
 pub(crate) const POOL: &str = "be_llm";
 
+/// `tune.bufsize` unless a test wants another.
+const BUFSIZE: usize = 1 << 20;
+
 /// Everything between a client and the replicas, running.
 pub(crate) struct Road {
     /// Where clients connect.
@@ -34,20 +37,35 @@ impl Road {
     /// Starts `count` replicas named `s1`, `s2` and so on, the agent and HAProxy; returns when the agent is ready and
     /// HAProxy has seen it.
     pub(crate) fn start(binary: &Binary, count: usize, replica: &[&str]) -> Self {
+        Self::with_bufsize(binary, count, replica, BUFSIZE)
+    }
+
+    /// The same with another `tune.bufsize`.
+    pub(crate) fn with_bufsize(binary: &Binary, count: usize, replica: &[&str], bufsize: usize) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let args = replica_args(replica);
         let replicas: Vec<Replica> =
             (0..count).map(|_| runtime.block_on(Replica::start(&args)).expect("a replica")).collect();
         let feeds = replicas.iter().map(|r| r.ranks()[0].events.clone()).collect::<Vec<_>>();
-        Self::with(binary, runtime, replicas, &feeds)
+        Self::over(binary, runtime, replicas, &feeds, bufsize)
     }
 
     /// The same with replicas that run already, and the endpoints where the agent hears each of them.
     pub(crate) fn with(binary: &Binary, runtime: Runtime, replicas: Vec<Replica>, feeds: &[String]) -> Self {
+        Self::over(binary, runtime, replicas, feeds, BUFSIZE)
+    }
+
+    fn over(
+        binary: &Binary,
+        runtime: Runtime,
+        replicas: Vec<Replica>,
+        feeds: &[String],
+        bufsize: usize,
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = AgentProcess::start(directory.path(), &replicas, feeds);
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let files = haproxy_files(directory.path(), address, &agent, &replicas);
+        let files = haproxy_files(directory.path(), address, &agent, &replicas, bufsize);
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
         haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
@@ -79,10 +97,16 @@ pub(crate) fn replica_args(flags: &[&str]) -> ReplicaArgs {
     <Cli as clap::Parser>::parse_from(fixed.iter().chain(flags)).replica
 }
 
-fn haproxy_files(dir: &Path, http: SocketAddr, agent: &AgentProcess, replicas: &[Replica]) -> Vec<PathBuf> {
+fn haproxy_files(
+    dir: &Path,
+    http: SocketAddr,
+    agent: &AgentProcess,
+    replicas: &[Replica],
+    bufsize: usize,
+) -> Vec<PathBuf> {
     let forms = Forms::new(dir, agent.spop, agent.log, &[]);
     let mut config = format!(
-        "global\n    maxconn 2000\n    tune.bufsize 1048576\ndefaults\n    mode http\n    timeout client 120s\n    \
+        "global\n    maxconn 2000\n    tune.bufsize {bufsize}\ndefaults\n    mode http\n    timeout client 120s\n    \
          timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
          frontend fe\n    bind {http}\n    option httplog\n{}    default_backend {POOL}\n\
          backend {POOL}\n    balance leastconn\n    http-response set-header x-served-by %s\n{}",

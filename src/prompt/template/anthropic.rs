@@ -71,6 +71,7 @@ fn greeting(effort: &str) -> Conversation {
         continue_final_message: false,
         add_special_tokens: false,
         system_may_be_first: false,
+        cut: None,
         thinking_disabled: false,
     }
 }

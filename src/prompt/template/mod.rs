@@ -4,6 +4,7 @@
 //! vLLM 0.32 runs them in.
 
 mod anthropic;
+mod beginning;
 mod date;
 mod environment;
 mod limits;

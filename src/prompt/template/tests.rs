@@ -1,14 +1,14 @@
 use super::*;
 use crate::request::body::{Endpoint, PromptInput, parse};
 
-fn conversation(body: &str) -> Conversation {
+pub(super) fn conversation(body: &str) -> Conversation {
     match parse(Endpoint::ChatCompletions, body.as_bytes()).expect("a body").prompt {
         PromptInput::Chat(conversation) => conversation,
         other => panic!("{other:?} is no conversation"),
     }
 }
 
-fn templates(source: &str) -> Templates {
+pub(super) fn templates(source: &str) -> Templates {
     let sources = Sources {
         default: Some(source.to_owned()),
         tool_use: None,

@@ -61,35 +61,100 @@ impl Tokenizer {
         Ok(Self { backend, around, cached })
     }
 
-    pub(super) fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+    /// The ids of a whole text.
+    #[cfg(test)]
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
+        self.encode_until(text, add_special_tokens, &|| false).map(|(ids, _)| ids)
+    }
+
+    /// The ids of a text, and whether these are all: between two pieces the work ends if `time_is_up`.
+    pub(super) fn encode_until(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<(Vec<TokenId>, bool), PromptError> {
         // Most tokens have three to five bytes.
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
-        if !add_special_tokens {
-            self.encode_text(text, &mut ids)?;
-            return Ok(ids);
+        let around = match &self.around {
+            _ if !add_special_tokens => None,
+            Some(around) => Some(around),
+            None => return Err(PromptError::Tokenizer),
+        };
+        ids.extend(around.iter().flat_map(|(before, _)| before));
+        let is_whole = self.encode_text(text, &mut ids, time_is_up)?;
+        ids.extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
+        Ok((ids, is_whole))
+    }
+
+    /// The ids of a text that may go on: those that no more of it would change.
+    ///
+    /// No tokenizer that is known joins the end of a word and the blank behind it, so the text is taken up to such a
+    /// place; and of its last tokens some are left out, as one in between may be of a kind that is not known.
+    pub(super) fn encode_beginning(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<Vec<TokenId>, PromptError> {
+        let text = &text[..end_of_last_word(text)];
+        let (mut ids, is_whole) = self.encode_until(text, add_special_tokens, time_is_up)?;
+        if is_whole {
+            let after =
+                if add_special_tokens { self.around.as_ref().map_or(0, |(_, after)| after.len()) } else { 0 };
+            ids.truncate(ids.len().saturating_sub(after + UNCERTAIN_TOKENS));
         }
-        let (before, after) = self.around.as_ref().ok_or(PromptError::Tokenizer)?;
-        ids.extend_from_slice(before);
-        self.encode_text(text, &mut ids)?;
-        ids.extend_from_slice(after);
         Ok(ids)
     }
 
-    fn encode_text(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PromptError> {
-        let Some(cached) = &self.cached else { return self.backend.encode(text, ids) };
-        cached.cutter.cut(text, |piece| match piece {
+    fn encode_text(
+        &self,
+        text: &str,
+        ids: &mut Vec<TokenId>,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<bool, PromptError> {
+        let Some(cached) = &self.cached else { return self.backend.encode(text, ids).map(|()| true) };
+        let result = cached.cutter.cut(text, |piece| match piece {
             Piece::Token(id) => {
                 ids.push(id);
                 Ok(())
             }
-            Piece::Text(piece) => cached.segments.encode(piece, ids, |ids| self.backend.encode(piece, ids)),
-        })
+            Piece::Text(_) if time_is_up() => Err(Halt::TimeIsUp),
+            Piece::Text(piece) => cached
+                .segments
+                .encode(piece, ids, |ids| self.backend.encode(piece, ids))
+                .map_err(Halt::Failed),
+        });
+        match result {
+            Ok(()) => Ok(true),
+            Err(Halt::TimeIsUp) => Ok(false),
+            Err(Halt::Failed(error)) => Err(error),
+        }
     }
 
     /// What the cache holds; `None` if there is none.
     pub(super) fn cache_stats(&self) -> Option<CacheStats> {
         self.cached.as_ref().map(|cached| cached.segments.stats())
     }
+}
+
+/// Tells whether the work must end.
+pub type TimeIsUp<'a> = &'a dyn Fn() -> bool;
+
+/// Why a text was not tokenized to its end.
+enum Halt {
+    TimeIsUp,
+    Failed(PromptError),
+}
+
+/// How many tokens before the end of a text that may go on are not counted on.
+const UNCERTAIN_TOKENS: usize = 8;
+
+/// The last place where a letter stands before a blank and another one behind it; 0 if there is none.
+fn end_of_last_word(text: &str) -> usize {
+    let is_end =
+        |three: &[u8]| matches!(three, [a, b' ', z] if a.is_ascii_alphabetic() && z.is_ascii_alphabetic());
+    text.as_bytes().windows(3).rposition(is_end).map_or(0, |at| at + 1)
 }
 
 /// Finds out which ids `tokenizer.json` puts around a text, by two texts with and without them. It alone counts:

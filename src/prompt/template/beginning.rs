@@ -1,0 +1,110 @@
+//! The text of a conversation whose end is not known.
+//!
+//! A template is a program: what it writes for the first messages may depend on later ones (some drop what an assistant
+//! thought before the user's last message). So the conversation is rendered with several ends, and only what all of
+//! these texts start with counts.
+
+use super::Templates;
+use crate::{
+    prompt::error::PromptError,
+    request::conversation::{Conversation, Cut, Message, Part},
+};
+use serde_json::Map;
+
+/// What may be added to a text that was cut; each begins otherwise than the others.
+const ENDS: [&str; 3] = ["Q", "R.\n</think>\n\nS", "\u{e000}"];
+
+/// Who may speak next, and after that.
+const NEXT: [&[&str]; 3] = [&[], &["user"], &["assistant", "user"]];
+
+impl Templates {
+    /// The text with which the prompt certainly starts.
+    pub(in crate::prompt) fn render_beginning(
+        &self,
+        conversation: &Conversation,
+        cut: Cut,
+    ) -> Result<String, PromptError> {
+        let mut known: Option<String> = None;
+        let mut rendered = 0;
+        let mut failed = PromptError::NothingKnown;
+        for (end, next) in ENDS.into_iter().zip(NEXT) {
+            let mut continued = Conversation {
+                add_generation_prompt: false,
+                continue_final_message: false,
+                cut: None,
+                ..conversation.clone()
+            };
+            if cut == Cut::InText {
+                let text = continued.messages.last_mut().and_then(|message| message.content.last_mut());
+                let Some(Part::Text { text, .. }) = text else { return Err(PromptError::NothingKnown) };
+                text.push_str(end);
+            }
+            continued.messages.extend(next.iter().map(|role| message(role, end)));
+            match self.render(&continued) {
+                Ok(text) => {
+                    rendered += 1;
+                    match &mut known {
+                        None => known = Some(text),
+                        Some(known) => known.truncate(common(known, &text)),
+                    }
+                }
+                // A template that wants turns to alternate refuses some of these.
+                Err(error) => failed = error,
+            }
+        }
+        known.filter(|_| rendered > 1).ok_or(failed)
+    }
+}
+
+fn message(role: &str, text: &str) -> Message {
+    Message {
+        role: role.to_owned(),
+        content: vec![Part::Text { text: text.to_owned(), extra: Map::new() }],
+        name: None,
+        tool_calls: None,
+        tool_call_id: None,
+        reasoning: None,
+        task: None,
+        tools: None,
+    }
+}
+
+/// How many bytes two texts have in common at their start, in whole characters.
+fn common(a: &str, b: &str) -> usize {
+    let equal = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+    (0..=equal).rev().find(|at| a.is_char_boundary(*at)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{conversation, templates};
+    use super::*;
+
+    fn known(source: &str, body: &str, cut: Cut) -> Result<String, PromptError> {
+        templates(source).render_beginning(&conversation(body), cut)
+    }
+
+    const TURNS: &str =
+        r#"{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "ab"}]}"#;
+
+    #[test]
+    fn the_text_ends_where_the_next_message_or_more_of_this_one_may_follow() {
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
+        assert_eq!(known(source, TURNS, Cut::AfterMessage).as_deref(), Ok("<user>u</><assistant>ab</>"));
+        assert_eq!(known(source, TURNS, Cut::InText).as_deref(), Ok("<user>u</><assistant>ab"));
+    }
+
+    #[test]
+    fn what_a_later_message_would_change_is_not_known() {
+        let source = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}last {% endif %}{{ m.content }}</>{% endfor %}";
+        assert_eq!(known(source, TURNS, Cut::AfterMessage).as_deref(), Ok("<user>u</><assistant>"));
+        let counts = "{{ messages | length }}: {{ messages[0].content }}";
+        assert_eq!(known(counts, TURNS, Cut::AfterMessage).as_deref(), Ok(""));
+    }
+
+    #[test]
+    fn a_template_that_refuses_all_ends_says_so() {
+        let source = "{{ raise_exception('no') }}";
+        assert_eq!(known(source, TURNS, Cut::AfterMessage), Err(PromptError::TemplateRefused));
+    }
+}
