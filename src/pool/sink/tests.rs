@@ -8,6 +8,7 @@ use crate::{
     units::TokenId,
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const RANK: RankId = RankId(0);
 
@@ -35,7 +36,10 @@ impl Scene {
             replicas: vec![config::Replica { server: "s1".to_owned(), http: None, ranks: vec![rank] }],
         };
         let scheduler = Scheduler::new(Policy::LeastLoaded, SchedulerConfig::default(), 1);
-        let pool = Arc::new(Pool::new(&pool, &key, 64 << 20, scheduler, Duration::from_secs(1), Duration::from_secs(1)).expect("a pool"));
+        let pool = Arc::new(
+            Pool::new(&pool, &key, 64 << 20, scheduler, Duration::from_secs(1), Duration::from_secs(1))
+                .expect("a pool"),
+        );
         let sink = EventSink::new(vec![Arc::clone(&pool)]);
         Self { sink, pool, key, groups: Groups::default(), seq: 0 }
     }
