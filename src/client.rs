@@ -1,7 +1,7 @@
-//! A small HTTP/1.1 client for our own commands: one request a connection.
+//! A small HTTP/1.1 client for our own commands and for what engines tell: one request a connection.
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
@@ -20,6 +20,9 @@ pub enum ClientError {
     /// The request could not be sent or the answer not be read.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
+    /// The answer is longer than is taken, or broke off.
+    #[error("the answer cannot be read to its end: {0}")]
+    Body(Box<dyn std::error::Error + Send + Sync>),
     /// The target or a header is no valid HTTP.
     #[error("not a valid request: {0}")]
     Invalid(#[from] hyper::http::Error),
@@ -48,6 +51,17 @@ pub async fn post(addr: &str, target: &str, body: Bytes) -> Result<Answer, Clien
 /// As [`post`].
 pub async fn get(addr: &str, target: &str) -> Result<Answer, ClientError> {
     read(send(addr, Method::GET, target, &[], Bytes::new()).await?).await
+}
+
+/// Sends a GET and reads no more than `max_bytes` of answer.
+///
+/// # Errors
+/// As [`post`], and [`ClientError::Body`].
+pub async fn get_within(addr: &str, target: &str, max_bytes: usize) -> Result<Answer, ClientError> {
+    let response = send(addr, Method::GET, target, &[], Bytes::new()).await?;
+    let status = response.status().as_u16();
+    let body = Limited::new(response.into_body(), max_bytes).collect().await.map_err(ClientError::Body)?;
+    Ok(Answer { status, body: body.to_bytes() })
 }
 
 /// Sends a request and returns the answer as soon as its headers are there; the body streams.

@@ -10,6 +10,7 @@
 //! | [`events`] | the replicas' KV events: wire formats, sequence numbers, sockets |
 //! | [`lifecycle`] | HAProxy's log lines → the end of a request |
 //! | [`prompt`] | prompt input → text → token ids |
+//! | [`replica`] | what HAProxy and the engines say of themselves |
 //! | [`index`] | which rank holds which block |
 //! | [`select`] | loads, bookings, the cost and the choice |
 //! | [`haproxy_config`], [`config`] | the configuration that HAProxy needs, and our own |
@@ -34,6 +35,7 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
 pub mod prompt;
+pub mod replica;
 pub mod request;
 pub mod route;
 pub mod select;

@@ -5,11 +5,13 @@
 mod events;
 mod health;
 mod install;
+mod replica;
 mod route;
 
 pub use events::{EventMetrics, FeedLabels};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
+pub use replica::{ReportMetrics, ServerMetrics, SocketMetrics};
 pub use route::{PoolMetrics, RankMetrics, RouteMetrics, SettleMetrics};
 
 use metrics::{Counter, Gauge, counter, gauge};

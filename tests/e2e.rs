@@ -5,10 +5,10 @@ mod support;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use support::eventually;
 use support::haproxy::for_each_binary;
 use support::http::{self, Connection};
-use support::road::Road;
+use support::road::{Road, Setup};
+use support::{eventually, nobody};
 
 const CHAT: &str = "/v1/chat/completions";
 const BLOCK: u64 = 16;
@@ -87,6 +87,30 @@ fn assert_no_load(road: &Road) {
     }
 }
 
+/// Waits until the agent has heard of every server and engine.
+fn wait_for_polls(road: &Road) {
+    eventually("HAProxy's socket answers", || {
+        (road.agent.metric("kvspoa_haproxy_socket_up") == 1.0).then_some(())
+    });
+    eventually("the engines answer", || {
+        let asked =
+            |replica| road.agent.metric_with("kvspoa_engine_reports_total", &format!("\"s{replica}\""));
+        (1..=road.replicas.len()).all(|replica| asked(replica) > 0.0).then_some(())
+    });
+}
+
+fn wait_for_state(road: &Road, server: &str, state: &str) {
+    eventually(&format!("{server} is {state}"), || {
+        let labels = format!("server=\"{server}\",state=\"{state}\"");
+        (road.agent.metric_with("kvspoa_server_state", &labels) == 1.0).then_some(())
+    });
+}
+
+/// A prompt that has nothing in common with those of other numbers.
+fn unrelated(number: usize) -> Value {
+    json!({ "prompt": format!("{number} is the number of this story ").repeat(20), "max_tokens": 2 })
+}
+
 fn stream_body(word: &str) -> Vec<u8> {
     json!({ "messages": [{ "role": "user", "content": word.repeat(400) }], "max_tokens": 400, "stream": true })
         .to_string()
@@ -121,6 +145,7 @@ fn the_load_is_gone_when_the_requests_are_also_after_clients_that_left() {
         let before_the_choice = road.agent.metric("kvspoa_ended_before_choice_total");
         assert_eq!(road.agent.metric("kvspoa_bookings_settled_total") + before_the_choice, 40.0);
         assert_eq!(road.agent.metric("kvspoa_bookings_expired_total"), 0.0);
+        assert_eq!(road.agent.metric("kvspoa_bookings_lost_total"), 0.0);
     });
 }
 
@@ -209,7 +234,8 @@ fn assert_cut_bodies_keep_their_affinity(cache_salt: Option<&str>, reason: &str)
     for_each_binary(|haproxy| {
         let buffer = 65_536;
         let fast = ["--prefill-tokens-per-second", "10000000", "--step-tokens", "65536"];
-        let road = Road::with_bufsize(haproxy, 3, &fast, buffer);
+        let road =
+            Road::set_up(haproxy, &Setup { replicas: 3, flags: &fast, bufsize: buffer, ..Setup::default() });
         let mut conversations: Vec<_> = (0..4)
             .map(|number| {
                 let system = format!(
@@ -261,5 +287,170 @@ fn the_agent_stops_on_sigterm_and_nothing_fails() {
         assert_eq!(road.post("/v1/completions", &body).status(), 200);
         assert!(road.agent.terminate().success());
         assert_eq!(road.post("/v1/completions", &body).status(), 200);
+    });
+}
+
+#[test]
+fn a_server_that_is_drained_or_in_maintenance_gets_nothing_under_load_and_its_share_afterwards() {
+    for_each_binary(|haproxy| {
+        let road = Road::start(haproxy, 3, &[]);
+        wait_for_polls(&road);
+        let (http, stop, sent, next) =
+            (road.http, AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let body = unrelated(next.fetch_add(1, Ordering::Relaxed)).to_string();
+                        let request = http::request("POST", "/v1/completions", &[], body.as_bytes());
+                        assert_eq!(http::send(http, &request).status(), 200);
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let more = |count: usize| {
+                let target = sent.load(Ordering::Relaxed) + count;
+                eventually("requests go on", || (sent.load(Ordering::Relaxed) >= target).then_some(()));
+            };
+            let served = || road.haproxy.stat("be_llm", "s2", "stot").parse::<u64>().expect("a count");
+            let excluded = || {
+                let explanation = road.agent.explain("/v1/completions", &unrelated(0));
+                replica(&explanation, "s2").get("excluded").and_then(Value::as_str).map(str::to_owned)
+            };
+            for (out, back, name, gauge) in [
+                ("state drain", "state ready", "drained", "drain"),
+                ("state maint", "state ready", "maintenance", "maint"),
+                ("weight 0", "weight 100%", "drained", "up"),
+            ] {
+                more(20);
+                road.haproxy.command(&format!("set server be_llm/s2 {out}"));
+                eventually("the agent knows", || (excluded().as_deref() == Some(name)).then_some(()));
+                wait_for_state(&road, "s2", gauge);
+                // Those that were chosen just before.
+                more(8);
+                let before = served();
+                more(60);
+                assert_eq!(served(), before, "{out}");
+                road.haproxy.command(&format!("set server be_llm/s2 {back}"));
+                eventually("the agent knows", || excluded().is_none().then_some(()));
+                let before = served();
+                more(60);
+                let share = served() - before;
+                assert!((8..=40).contains(&share), "{share} of 60 after {back}");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_no_load(&road);
+    });
+}
+
+#[test]
+fn a_backup_is_named_only_when_no_primary_is_up() {
+    for_each_binary(|haproxy| {
+        let server = |number, address| match number {
+            1 => format!("{address} backup"),
+            _ => format!("{address}"),
+        };
+        let road = Road::set_up(haproxy, &Setup { server, ..Setup::default() });
+        wait_for_polls(&road);
+        let excluded = |server| {
+            let explanation = road.agent.explain("/v1/completions", &unrelated(0));
+            replica(&explanation, server).get("excluded").cloned()
+        };
+        for number in 0..8 {
+            assert_eq!(road.post("/v1/completions", &unrelated(number)).header("x-served-by"), Some("s2"));
+        }
+        assert_eq!(excluded("s1"), Some(json!("backup")));
+        road.haproxy.command("set server be_llm/s2 state maint");
+        eventually("the backup's time has come", || excluded("s1").is_none().then_some(()));
+        let explanation = road.agent.explain("/v1/completions", &unrelated(1));
+        assert_eq!(explanation["chosen"], "s1");
+        assert_eq!(replica(&explanation, "s2")["server_state"], "maint");
+        assert_eq!(road.post("/v1/completions", &unrelated(1)).header("x-served-by"), Some("s1"));
+    });
+}
+
+/// A streamed request that lasts until its connection is dropped, or some minutes.
+fn long_request(road: &Road, body: &Value) -> Connection {
+    let mut connection = Connection::open(road.http);
+    connection.send(&http::request("POST", "/v1/completions", &[], body.to_string().as_bytes()));
+    assert_eq!(connection.read_head().expect("headers").status(), 200);
+    connection.read_chunk().expect("a first piece");
+    connection
+}
+
+/// Flags of replicas whose answers take long.
+const SLOW: &[&str] = &["--decode-step", "200"];
+
+fn long_body(number: usize) -> Value {
+    json!({ "prompt": format!("{number} long ").repeat(100), "max_tokens": 2000, "stream": true })
+}
+
+#[test]
+fn without_log_lines_bookings_end_by_evidence_and_a_long_request_keeps_its_load() {
+    for_each_binary(|haproxy| {
+        let road = Road::set_up(haproxy, &Setup { log: false, flags: SLOW, ..Setup::default() });
+        wait_for_polls(&road);
+        let long = long_request(&road, &long_body(0));
+        let short = 8;
+        for number in 1..=short {
+            assert_eq!(road.post("/v1/completions", &unrelated(number)).status(), 200);
+        }
+        assert_eq!(road.agent.metric("kvspoa_requests"), 1.0 + short as f64, "no line has come");
+        let lost = || road.agent.metric("kvspoa_bookings_lost_total");
+        eventually("the lost ends come to light", || (lost() >= short as f64).then_some(()));
+        // As long again: the request that lives is not taken for lost.
+        let reports = || road.agent.metric("kvspoa_engine_reports_total");
+        let enough = reports() + 14.0;
+        eventually("more polls", || (reports() >= enough).then_some(()));
+        assert_eq!(road.agent.metric("kvspoa_requests"), 1.0);
+        assert_eq!(lost(), short as f64);
+        drop(long);
+        assert_no_load(&road);
+    });
+}
+
+#[test]
+fn a_redispatched_request_moves_to_where_its_blocks_appear() {
+    for_each_binary(|haproxy| {
+        // HAProxy cannot reach s1, but its check looks elsewhere and finds it well.
+        let server = |number, address: std::net::SocketAddr| match number {
+            1 => format!("{} check inter 1s rise 1000 port {}", nobody(), address.port()),
+            _ => format!("{address}"),
+        };
+        let road = Road::set_up(haproxy, &Setup { server, flags: SLOW, ..Setup::default() });
+        wait_for_polls(&road);
+        let on = |server| road.agent.metric_with("kvspoa_requests", &format!("\"{server}\""));
+        let (mut number, mut stream) = (0, long_request(&road, &long_body(0)));
+        // If chance has named the other one, it is this one's turn.
+        while on("s1") == 0.0 {
+            number += 1;
+            drop(stream);
+            assert_no_load(&road);
+            stream = long_request(&road, &long_body(number));
+        }
+        assert_eq!((on("s1"), on("s2")), (1.0, 0.0), "nothing has told of the redispatch yet");
+        road.haproxy.command("set server be_llm/s1 health down");
+        eventually("the booking has moved", || (on("s2") == 1.0).then_some(()));
+        assert_eq!(on("s1"), 0.0);
+        assert_eq!(road.agent.metric("kvspoa_bookings_moved_total"), 1.0);
+        wait_for_state(&road, "s1", "down");
+        drop(stream);
+        assert_no_load(&road);
+        assert_eq!(road.agent.metric("kvspoa_served_elsewhere_total"), 1.0);
+        assert_eq!(road.agent.metric("kvspoa_bookings_settled_total"), f64::from(number as u32) + 1.0);
+    });
+}
+
+#[test]
+fn a_request_that_no_server_takes_leaves_no_load() {
+    for_each_binary(|haproxy| {
+        let server = |_, _| nobody().to_string();
+        let road = Road::set_up(haproxy, &Setup { server, ..Setup::default() });
+        for number in 0..6 {
+            assert_eq!(road.post("/v1/completions", &unrelated(number)).status(), 503);
+        }
+        assert_no_load(&road);
+        assert_eq!(road.agent.metric("kvspoa_bookings_settled_total"), 6.0);
     });
 }

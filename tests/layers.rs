@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["spop"],
     &["events", "lifecycle", "request", "haproxy_config"],
     &["config"],
-    &["prompt", "index"],
+    &["prompt", "index", "replica"],
     &["select"],
     &["pool"],
     &["route"],

@@ -3,6 +3,7 @@
 mod error;
 mod files;
 mod models;
+mod polls;
 mod settle;
 
 pub use error::AgentError;
@@ -13,14 +14,16 @@ use crate::{
     events::{Feed, Subscriber, SubscriberConfig},
     hash::HashKey,
     lifecycle::LogReceiver,
-    metrics::{self, LogMetrics, SpopMetrics},
+    metrics::{self, LogMetrics, SocketMetrics, SpopMetrics},
     pool::{EventSink, FeedKey, Pool, Watch},
+    replica::RuntimeSocket,
     route::{RouteHandler, Router, Workers},
     select::{CostConfig, DynamoConfig, Policy, Scheduler, SchedulerConfig},
     spop::{ListenAddr, Server, ServerConfig},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 use models::ModelLists;
+use polls::{EnginePolls, ServerPolls};
 use settle::Settle;
 use std::{
     io,
@@ -28,7 +31,10 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::Notify,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// How often the scheduler looks at what only the clock can tell.
@@ -42,6 +48,10 @@ pub struct Agent {
     spop: Server,
     admin: Admin,
     log: LogReceiver,
+    /// Told when HAProxy's log tells of a server.
+    changed: Arc<Notify>,
+    servers: Option<ServerPolls>,
+    engines: Vec<EnginePolls>,
     subscriber: Subscriber<FeedKey>,
     model_lists: ModelLists,
     recorder: PrometheusHandle,
@@ -78,7 +88,31 @@ impl Agent {
         let workers = Workers::new(config.prompt.threads, config.prompt.queue);
         let router = Arc::new(Router::new(&pools, workers, config.prompt.inline_bytes, config.spop.deadline));
         let model_lists = ModelLists::new(config, &pools);
-        Ok(Self { router, pools, spop, admin, log, subscriber, model_lists, recorder })
+        let changed = Arc::new(Notify::new());
+        let servers = config.haproxy.socket.clone().map(|socket| ServerPolls {
+            socket: RuntimeSocket::new(socket),
+            period: config.haproxy.poll,
+            pools: pools.clone(),
+            changed: Arc::clone(&changed),
+            metrics: SocketMetrics::register(),
+        });
+        let replicas = pools.iter().zip(&config.pools);
+        let engines = replicas
+            .flat_map(|(pool, of)| EnginePolls::of_pool(pool, &of.replicas, config.engine_poll))
+            .collect();
+        Ok(Self {
+            router,
+            pools,
+            spop,
+            admin,
+            log,
+            changed,
+            servers,
+            engines,
+            subscriber,
+            model_lists,
+            recorder,
+        })
     }
 
     /// Where HAProxy connects.
@@ -102,7 +136,7 @@ impl Agent {
     /// A socket could not be registered with the runtime.
     pub async fn serve(self, stop: CancellationToken) -> io::Result<()> {
         let tasks = TaskTracker::new();
-        let settle = Settle::new(&self.pools);
+        let settle = Settle::new(&self.pools, self.changed);
         // The log must be read until the last answer is out: its bookings end there.
         let late = CancellationToken::new();
         tasks.spawn(late.clone().run_until_cancelled_owned(async move {
@@ -111,6 +145,12 @@ impl Agent {
         }));
         tasks.spawn(late.clone().run_until_cancelled_owned(tick(self.pools.clone())));
         tasks.spawn(late.clone().run_until_cancelled_owned(self.model_lists.follow()));
+        if let Some(servers) = self.servers {
+            tasks.spawn(late.clone().run_until_cancelled_owned(servers.run()));
+        }
+        for engine in self.engines {
+            tasks.spawn(late.clone().run_until_cancelled_owned(engine.run()));
+        }
         tasks.spawn(self.admin.serve(Arc::clone(&self.router), self.recorder, stop.clone()));
         let served = self.spop.serve(RouteHandler(Arc::clone(&self.router)), stop).await;
         late.cancel();
@@ -183,7 +223,7 @@ fn load_pools(config: &Config, key: &HashKey) -> Result<Vec<Arc<Pool>>, AgentErr
         .map(|pool| {
             let scheduler =
                 Scheduler::new(policy(config.select.policy), scheduler_config(config), seeds.u64(..));
-            Pool::new(pool, key, config.index_max_bytes, scheduler)
+            Pool::new(pool, key, config.index_max_bytes, scheduler, config.haproxy.poll, config.engine_poll)
                 .map(Arc::new)
                 .map_err(|source| AgentError::Model { place: pool.place.clone(), source })
         })
@@ -232,8 +272,12 @@ async fn tick(pools: Vec<Arc<Pool>>) {
     loop {
         ticks.tick().await;
         for (pool, watch) in pools.iter().zip(&mut watches) {
-            watch.look(pool, Instant::now());
-            let expired = pool.scheduler.lock().tick(Instant::now());
+            let now = Instant::now();
+            watch.look(pool, now);
+            // What HAProxy said may have gone out of date.
+            pool.sync_open(now);
+            pool.move_strays(now);
+            let expired = pool.scheduler.lock().tick(now);
             if expired > 0 {
                 tracing::warn!(
                     pool = pool.backend,

@@ -1,7 +1,10 @@
 //! Log lines settle bookings: for good, and with the server that was really used.
 
 use crate::{
-    lifecycle::{LogLine, RequestEnd, Skip},
+    lifecycle::{
+        LogLine, RequestEnd, Skip,
+        log_line::{ServerChange, ServerNotice},
+    },
     metrics::SettleMetrics,
     pool::Pool,
 };
@@ -11,6 +14,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use tokio::sync::Notify;
 
 /// Ends bookings by what HAProxy logs.
 #[derive(Debug)]
@@ -18,18 +22,21 @@ pub(super) struct Settle {
     pools: HashMap<String, Arc<Pool>>,
     metrics: SettleMetrics,
     complained: Mutex<Option<Instant>>,
+    /// Wakes who asks HAProxy for the states of its servers.
+    changed: Arc<Notify>,
 }
 
 /// One line of log in this time is enough to say that HAProxy is not set up well.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(600);
 
 impl Settle {
-    pub(super) fn new(pools: &[Arc<Pool>]) -> Self {
+    pub(super) fn new(pools: &[Arc<Pool>], changed: Arc<Notify>) -> Self {
         let skips: Vec<_> = Skip::ALL.iter().map(|skip| skip.as_str()).collect();
         Self {
             pools: pools.iter().map(|pool| (pool.backend.clone(), Arc::clone(pool))).collect(),
             metrics: SettleMetrics::register(&skips),
             complained: Mutex::default(),
+            changed,
         }
     }
 
@@ -37,9 +44,19 @@ impl Settle {
         match line {
             LogLine::End(end) => self.end(&end),
             LogLine::WithoutFields => self.complain(),
-            // The states of servers are not followed yet.
-            LogLine::Server(_) | LogLine::Other => {}
+            LogLine::Server(notice) => self.server(&notice),
+            LogLine::Other => {}
         }
+    }
+
+    fn server(&self, notice: &ServerNotice) {
+        let Some(pool) = self.pools.get(&notice.pool) else { return };
+        match notice.change {
+            ServerChange::Up => pool.take_notice(&notice.server, true, Instant::now()),
+            ServerChange::Down => pool.take_notice(&notice.server, false, Instant::now()),
+            ServerChange::Other => {}
+        }
+        self.changed.notify_one();
     }
 
     /// Bookings would never end: the one fault of a set-up that must not stay silent.

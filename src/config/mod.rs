@@ -9,7 +9,7 @@ mod values;
 
 pub use error::{ConfigError, Place};
 pub use raw::{DEFAULT_ADMIN, Overrides};
-pub use values::{HostPort, Span};
+pub use values::{HostPort, SocketAddr, Span};
 
 use crate::{events::Endpoint, lifecycle::LogListen, spop::ListenAddr};
 use raw::{RawConfig, RawPool, RawReplica};
@@ -30,6 +30,10 @@ pub struct Config {
     pub admin_listen: HostPort,
     /// Where HAProxy sends its log lines (UDP or a unix datagram socket).
     pub log_listen: LogListen,
+    /// HAProxy's runtime socket.
+    pub haproxy: Haproxy,
+    /// How often each engine's `/metrics` is read.
+    pub engine_poll: Duration,
     /// Turning prompts into tokens.
     pub prompt: Prompt,
     /// The bound of each pool's index, bytes.
@@ -56,6 +60,15 @@ pub struct Spop {
     pub max_bytes_in_flight: usize,
     /// The time for one decision, after which HAProxy is answered without an opinion.
     pub deadline: Duration,
+}
+
+/// HAProxy's runtime socket, which tells the states of the servers.
+#[derive(Clone, Debug)]
+pub struct Haproxy {
+    /// Where; absent: every server counts as up, by the same weight and without a limit.
+    pub socket: Option<SocketAddr>,
+    /// How often it is asked.
+    pub poll: Duration,
 }
 
 /// Turning prompts into tokens.
@@ -180,6 +193,8 @@ impl Config {
             },
             admin_listen: raw.admin.listen,
             log_listen: raw.log.listen,
+            haproxy: Haproxy { socket: raw.haproxy.socket, poll: raw.haproxy.poll.0 },
+            engine_poll: raw.engine.poll.0,
             prompt: Prompt {
                 threads: raw.prompt.threads.map_or_else(default_threads, |count| count.0),
                 queue: raw.prompt.queue.0,
@@ -254,7 +269,7 @@ fn build_replica(
     Ok(Replica { server: raw.server.into_inner(), http: raw.http, ranks })
 }
 
-/// The rules of HAProxy for the names of proxies and servers.
+/// The rules of HAProxy for the names of proxies and servers. Such a name is safe in a command of the runtime socket.
 fn unique<'a>(seen: &mut HashSet<&'a str>, name: &'a Spanned<String>) -> Result<(), String> {
     let name = name.get_ref().as_str();
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');

@@ -2,7 +2,7 @@
 
 use super::{
     PolicyName,
-    values::{ByteSize, Count, FirstEndpoint, HostPort, Time, from_text},
+    values::{ByteSize, Count, FirstEndpoint, HostPort, SocketAddr, Time, from_text},
 };
 use crate::{haproxy_config, lifecycle::LogListen, spop::ListenAddr};
 use serde::Deserialize;
@@ -39,6 +39,8 @@ pub(super) struct RawConfig {
     pub(super) spop: RawSpop,
     pub(super) admin: RawAdmin,
     pub(super) log: RawLog,
+    pub(super) haproxy: RawHaproxy,
+    pub(super) engine: RawEngine,
     pub(super) prompt: RawPrompt,
     pub(super) index: RawIndex,
     pub(super) select: RawSelect,
@@ -113,6 +115,36 @@ impl Default for RawLog {
     fn default() -> Self {
         // UDP and not a unix socket: a chrooted HAProxy does not see the socket's path.
         Self { listen: constant(haproxy_config::LOG_TO) }
+    }
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawHaproxy {
+    pub(super) socket: Option<SocketAddr>,
+    pub(super) poll: Time<100, { 60 * SECOND }>,
+}
+
+impl Default for RawHaproxy {
+    fn default() -> Self {
+        Self {
+            socket: None,
+            // A poll costs HAProxy 0.2 ms, and a server that changes its state causes one at once.
+            poll: Time(Duration::from_secs(1)),
+        }
+    }
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawEngine {
+    pub(super) poll: Time<100, { 60 * SECOND }>,
+}
+
+impl Default for RawEngine {
+    fn default() -> Self {
+        // Our own bookings tell of the time in between.
+        Self { poll: Time(Duration::from_secs(1)) }
     }
 }
 

@@ -80,6 +80,7 @@ fn a_mistake_names_file_line_and_key_in_one_line() {
             ":5: replay: ",
             "needs `events`",
         ),
+        ("[haproxy]\nsocket = \"nowhere\"\n", ":2: socket: ", "not a socket"),
         ("[spop]\n", ":1: pool: ", "no [[pool]]"),
     ];
     for (text, place, why) in cases {
@@ -117,4 +118,16 @@ fn overrides_win_over_the_file() {
         Overrides { admin_listen: Some("127.0.0.1:1".parse().expect("an address")), ..Overrides::default() };
     let config = Config::parse(MINIMAL, Path::new("k.toml"), &overrides).expect("valid");
     assert_eq!(config.admin_listen.as_str(), "127.0.0.1:1");
+}
+
+#[test]
+fn the_runtime_socket_is_a_path_or_an_address() {
+    assert_eq!(parse(MINIMAL).expect("valid").haproxy.socket, None);
+    let read = |text: &str| {
+        let config = parse(&format!("haproxy.socket = \"{text}\"\n{MINIMAL}")).expect("valid");
+        config.haproxy.socket.map(|socket| socket.to_string())
+    };
+    assert_eq!(read("/run/h.sock").as_deref(), Some("/run/h.sock"));
+    assert_eq!(read("unix:h.sock").as_deref(), Some("h.sock"));
+    assert_eq!(read("localhost:9999").as_deref(), Some("localhost:9999"));
 }

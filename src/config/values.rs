@@ -3,7 +3,7 @@
 
 use crate::events::Endpoint;
 use serde::{Deserialize, Deserializer, de};
-use std::{fmt, marker::PhantomData, ops::Range, str::FromStr, time::Duration};
+use std::{fmt, marker::PhantomData, ops::Range, path::PathBuf, str::FromStr, time::Duration};
 
 /// A place in the file's text, in bytes.
 pub type Span = Range<usize>;
@@ -105,6 +105,39 @@ impl FromStr for HostPort {
     }
 }
 
+/// Where HAProxy's runtime socket is: `/run/haproxy/admin.sock`, `unix:PATH` or `host:port`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SocketAddr {
+    /// The path of a unix socket.
+    Unix(PathBuf),
+    /// A TCP address.
+    Tcp(HostPort),
+}
+
+impl FromStr for SocketAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:").or_else(|| text.starts_with('/').then_some(text)) {
+            Some(path) if !path.is_empty() => Ok(Self::Unix(path.into())),
+            _ => text.parse().map(Self::Tcp).map_err(|_: String| {
+                format!(
+                    "`{text}` is not a socket: use a path or host:port, as in \"/run/haproxy/admin.sock\""
+                )
+            }),
+        }
+    }
+}
+
+impl fmt::Display for SocketAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(f),
+            Self::Tcp(addr) => addr.fmt(f),
+        }
+    }
+}
+
 /// An endpoint as the file has it: that of the replica's first data-parallel rank.
 #[derive(Clone, Debug)]
 pub(super) struct FirstEndpoint(Endpoint);
@@ -172,7 +205,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(HostPort, FirstEndpoint);
+from_text!(HostPort, SocketAddr, FirstEndpoint);
 
 impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for Count<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -1,6 +1,6 @@
 //! Decisions, what became of them, and the state of the pools.
 
-use super::{FeedLabels, HealthMetrics};
+use super::{FeedLabels, HealthMetrics, ServerMetrics};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::time::Duration;
 
@@ -104,6 +104,12 @@ pub struct PoolMetrics {
     pub not_booked: Counter,
     /// Choices that were not booked because the client had left before them.
     pub ended_early: Counter,
+    /// Bookings ended because neither HAProxy nor the engine had their request any more.
+    pub lost: Counter,
+    /// Bookings moved to the rank that got their request instead.
+    pub moved: Counter,
+    /// The servers, each by its first rank's place in the pool.
+    pub servers: Vec<(u16, ServerMetrics)>,
     /// The ranks, by their place in the pool.
     pub ranks: Vec<RankMetrics>,
 }
@@ -121,6 +127,14 @@ pub struct RankMetrics {
     pub blocks: [Gauge; 3],
     /// How well its cache is known.
     pub health: HealthMetrics,
+    /// Requests in the engine's running batch, as it reports; 0 where it has not of late, as below.
+    pub engine_running: Gauge,
+    /// Requests that wait in the engine.
+    pub engine_waiting: Gauge,
+    /// The share of the engine's blocks in use, 0 to 1.
+    pub engine_kv_usage: Gauge,
+    /// Blocks of the engine's GPU cache.
+    pub engine_blocks: Gauge,
 }
 
 impl PoolMetrics {
@@ -131,13 +145,20 @@ impl PoolMetrics {
         ranks: &[FeedLabels],
         states: &[&'static str],
         faults: &[&'static str],
+        server_states: &[&'static str],
     ) -> Self {
+        let firsts = (0u16..).zip(ranks).filter(|(_, labels)| labels.rank == 0);
         Self {
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
             nothing_matches: gauge!("kvspoa_nothing_matches", "pool" => pool.to_owned()),
             expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
             not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),
             ended_early: counter!("kvspoa_ended_before_choice_total", "pool" => pool.to_owned()),
+            lost: counter!("kvspoa_bookings_lost_total", "pool" => pool.to_owned()),
+            moved: counter!("kvspoa_bookings_moved_total", "pool" => pool.to_owned()),
+            servers: firsts
+                .map(|(at, labels)| (at, ServerMetrics::register(labels, server_states)))
+                .collect(),
             ranks: ranks.iter().map(|rank| RankMetrics::register(rank, states, faults)).collect(),
         }
     }
@@ -158,6 +179,10 @@ impl RankMetrics {
             booked_blocks: gauge!("kvspoa_booked_blocks", &labels),
             blocks: ["gpu", "cpu", "disk"].map(blocks),
             health: HealthMetrics::register(rank, states, faults),
+            engine_running: gauge!("kvspoa_engine_running", &labels),
+            engine_waiting: gauge!("kvspoa_engine_waiting", &labels),
+            engine_kv_usage: gauge!("kvspoa_engine_kv_usage", &labels),
+            engine_blocks: gauge!("kvspoa_engine_blocks", &labels),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What the pool's caches hold of one prompt, and under which circumstances that was read.
 
-use super::{Pool, RankState};
+use super::{Pool, RankState, Servers};
 use crate::{
     index::Overlaps,
     select::{Candidate, PromptBlocks},
     units::{RankId, SequenceHash, TokenId},
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 /// Blocks of a rank that has told nothing of its own yet: vLLM's default on GPUs. It only rounds.
 const USUAL_BLOCK_TOKENS: u32 = 16;
@@ -20,6 +20,8 @@ pub struct Lookup {
     pub candidates: Vec<Candidate>,
     /// Every rank's stream at that moment, in the same order.
     pub streams: Vec<Stream>,
+    /// The servers at that moment.
+    pub servers: Arc<Servers>,
 }
 
 /// One rank's stream of KV events as a look-up saw it.
@@ -33,15 +35,22 @@ pub struct Stream {
     pub is_starting: bool,
     /// The last batch applied.
     pub applied_seq: Option<u64>,
-    /// Tokens per block, once a block was stored.
+    /// Tokens per block, once a block was stored or the engine asked.
     pub block_tokens: Option<u32>,
 }
 
 impl Pool {
     /// Looks up a prompt. `prompt_tokens` is its length, estimated where `tokens` is `None`.
     #[must_use]
-    pub fn lookup(&self, tokens: Option<&[TokenId]>, root: SequenceHash, prompt_tokens: u32) -> Lookup {
-        let streams = self.streams();
+    pub fn lookup(
+        &self,
+        tokens: Option<&[TokenId]>,
+        root: SequenceHash,
+        prompt_tokens: u32,
+        now: Instant,
+    ) -> Lookup {
+        let streams = self.streams(now);
+        let servers = self.servers(now);
         let mut sizes: Vec<u32> =
             streams.iter().filter(|s| s.state.is_trusted()).filter_map(|s| s.block_tokens).collect();
         sizes.sort_unstable();
@@ -53,9 +62,10 @@ impl Pool {
             .collect();
         let mut candidates: Vec<Candidate> = streams
             .iter()
-            .map(|stream| Candidate {
-                trusted: stream.state.is_trusted(),
-                ..Candidate::idle(stream.rank, stream.block_tokens.unwrap_or(USUAL_BLOCK_TOKENS))
+            .map(|stream| {
+                let block_tokens = stream.block_tokens.unwrap_or(USUAL_BLOCK_TOKENS);
+                let trusted = stream.state.is_trusted();
+                Candidate { trusted, ..self.candidate(stream.rank, block_tokens, &servers, now) }
             })
             .collect();
         let mut overlaps = Overlaps::default();
@@ -71,12 +81,12 @@ impl Pool {
                 candidate.disk_blocks = overlap.disk_blocks;
             }
         }
-        Lookup { prompt: Arc::new(PromptBlocks::new(prompt_tokens, sequences)), candidates, streams }
+        Lookup { prompt: Arc::new(PromptBlocks::new(prompt_tokens, sequences)), candidates, streams, servers }
     }
 
     /// The state of every rank's stream.
     #[must_use]
-    pub fn streams(&self) -> Vec<Stream> {
+    pub fn streams(&self, now: Instant) -> Vec<Stream> {
         let caches = self.caches.read();
         self.rank_ids()
             .zip(&caches.feeds)
@@ -85,7 +95,8 @@ impl Pool {
                 state: feed.rank_state(&caches.index.rank_stats(rank).unwrap_or_default()),
                 is_starting: feed.is_starting(),
                 applied_seq: feed.applied_seq,
-                block_tokens: feed.block_tokens,
+                // Events know best; before the first of them the engine's page does.
+                block_tokens: feed.block_tokens.or_else(|| self.engine(rank, now)?.report.block_tokens),
             })
             .collect()
     }

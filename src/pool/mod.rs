@@ -1,16 +1,22 @@
 //! A pool at work: its model, its ranks, what their caches hold and what is booked on them.
 //!
 //! Two locks, never nested the other way round: `scheduler` may be held while `caches` is read. Neither is held
-//! across an await, and writers of `caches` hold it for a bounded number of events.
+//! across an await, and writers of `caches` hold it for a bounded number of events. What polls tell of servers and
+//! engines is swapped in whole and read without a lock.
 
 mod adapters;
+mod live;
 mod lookup;
+mod lost;
 mod sink;
+#[cfg(test)]
+mod testing;
 mod turnover;
 mod view;
 mod watch;
 
 pub use adapters::Adapters;
+pub use live::{EngineView, ServerView, Servers};
 pub use lookup::{Lookup, Stream};
 pub use sink::{EventSink, FeedKey};
 pub use view::{CacheView, Feed, FeedFault, RankState};
@@ -25,8 +31,13 @@ use crate::{
     select::Scheduler,
     units::{RankId, SequenceHash, Tier},
 };
+use live::Live;
+use lost::Polls;
 use parking_lot::{Mutex, RwLock};
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// One pool: an HAProxy backend that serves one base model.
 #[derive(Debug)]
@@ -47,6 +58,9 @@ pub struct Pool {
     pub caches: RwLock<CacheView>,
     /// Loads and bookings.
     pub scheduler: Mutex<Scheduler>,
+    live: Live,
+    /// Taken before `scheduler`.
+    polls: Mutex<Polls>,
 }
 
 /// One rank as HAProxy and the engine know it.
@@ -64,7 +78,8 @@ pub struct Rank {
 }
 
 impl Pool {
-    /// Loads the model and prepares an empty index for every rank.
+    /// Loads the model and prepares an empty index for every rank. The last two are how often HAProxy and the engines
+    /// are asked.
     ///
     /// # Errors
     /// The model directory can't be used.
@@ -73,6 +88,8 @@ impl Pool {
         key: &HashKey,
         index_max_bytes: usize,
         mut scheduler: Scheduler,
+        haproxy_poll: Duration,
+        engine_poll: Duration,
     ) -> Result<Self, ModelError> {
         let model = match &pool.model_dir {
             Some(dir) => Model::load(dir)?,
@@ -107,6 +124,8 @@ impl Pool {
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),
             key: key.clone(),
+            live: Live::new(&ranks, haproxy_poll, engine_poll),
+            polls: Mutex::new(Polls::new(ranks.len())),
             ranks,
             caches,
             scheduler: Mutex::new(scheduler),

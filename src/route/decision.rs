@@ -3,7 +3,7 @@
 
 use super::Reason;
 use crate::{
-    pool::{Pool, Rank, RankState, Stream},
+    pool::{Pool, Rank, RankState, Servers, Stream},
     select::Choice,
     spop::{Actions, Scope},
     units::{RankId, TokenId},
@@ -88,6 +88,8 @@ pub struct Decision {
     pub chosen: Option<Chosen>,
     /// Each candidate's stream at that moment.
     pub streams: Vec<Stream>,
+    /// The servers at that moment.
+    pub servers: Arc<Servers>,
     /// Times.
     pub stages: Stages,
 }
@@ -115,6 +117,7 @@ impl Decision {
             choice: None,
             chosen: None,
             streams: Vec::new(),
+            servers: Arc::default(),
             stages: Stages::default(),
         }
     }
@@ -153,6 +156,7 @@ impl Decision {
             choice: Some(choice),
             chosen,
             streams,
+            servers: Arc::default(),
             stages: Stages::default(),
         }
     }

@@ -2,8 +2,9 @@
 
 use super::{Decision, State};
 use crate::{
-    pool::{Rank, RankState, Stream},
-    select::Terms,
+    pool::{Rank, RankState, ServerView, Stream},
+    replica::ServerState,
+    select::{Excluded, Terms},
 };
 use serde::Serialize;
 
@@ -55,6 +56,13 @@ struct ReplicaExplanation {
     /// Why it is not exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     state_reason: Option<&'static str>,
+    /// HAProxy's state of the server: up, down, maint or drain; null where HAProxy has not told.
+    server_state: Option<&'static str>,
+    /// HAProxy's weight of the server; null where HAProxy has not told.
+    weight: Option<u32>,
+    /// Why it cannot be chosen (`select::Excluded`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    excluded: Option<&'static str>,
     /// Prompt tokens in its GPU cache, confirmed by its events.
     gpu_tokens: u32,
     /// Prompt tokens that continue them in host memory.
@@ -75,8 +83,8 @@ struct ReplicaExplanation {
     uncached_tokens: u32,
     /// What one of these costs.
     own_weight: f64,
-    /// The cost; the least wins.
-    cost: f64,
+    /// The cost; the least wins. Null where it cannot be chosen.
+    cost: Option<f64>,
     /// Whether its cost is within the band of ties.
     tied: bool,
 }
@@ -93,7 +101,8 @@ impl Decision {
         let replicas = terms
             .iter()
             .filter_map(|terms| {
-                of_rank(terms).map(|(rank, stream)| ReplicaExplanation::new(rank, terms, stream))
+                let (rank, stream) = of_rank(terms)?;
+                Some(ReplicaExplanation::new(rank, terms, stream, self.servers.get(terms.rank)))
             })
             .collect();
         let mut known =
@@ -122,13 +131,16 @@ impl Decision {
 }
 
 impl ReplicaExplanation {
-    fn new(rank: &Rank, terms: &Terms, stream: Option<&Stream>) -> Self {
+    fn new(rank: &Rank, terms: &Terms, stream: Option<&Stream>, server: Option<&ServerView>) -> Self {
         let state = stream.map_or(RankState::NoEvents, |stream| stream.state);
         Self {
             server: rank.server.to_string(),
             rank: rank.rank,
             state: state.as_str(),
             state_reason: state.reason(),
+            server_state: server.and_then(|server| server.state).map(ServerState::as_str),
+            weight: server.map(|server| server.weight),
+            excluded: terms.excluded.map(Excluded::as_str),
             gpu_tokens: terms.confirmed.gpu_tokens,
             cpu_tokens: terms.confirmed.cpu_tokens,
             disk_tokens: terms.confirmed.disk_tokens,
@@ -139,7 +151,7 @@ impl ReplicaExplanation {
             requests: terms.load.requests,
             uncached_tokens: terms.uncached_tokens,
             own_weight: terms.own_weight,
-            cost: terms.cost,
+            cost: terms.excluded.is_none().then_some(terms.cost),
             tied: terms.tied,
         }
     }

@@ -3,20 +3,27 @@
 use super::Router;
 use crate::{
     index::RankStats,
-    metrics::HealthMetrics,
-    pool::{Feed, FeedFault, RankState},
+    metrics::{HealthMetrics, PoolMetrics},
+    pool::{Feed, FeedFault, Pool, RankState},
+    replica::ServerState,
+    units::RankId,
 };
+use std::time::Instant;
 
 impl Router {
     /// Sets every gauge that follows from a pool's state. Called before the metrics are rendered, so that nothing of it
     /// is on the request path.
     pub fn refresh_gauges(&self) {
+        let now = Instant::now();
         for (pool, metrics) in &self.pools {
+            refresh_servers(pool, metrics, now);
             let (loads, counts) = {
                 let scheduler = pool.scheduler.lock();
                 (scheduler.loads().collect::<Vec<_>>(), scheduler.counts())
             };
             metrics.expired.absolute(counts.expired);
+            metrics.lost.absolute(counts.lost);
+            metrics.moved.absolute(counts.moved);
             metrics.ended_early.absolute(counts.ended_early);
             metrics.not_booked.absolute(counts.not_booked);
             for (rank, load) in loads {
@@ -56,4 +63,29 @@ fn set_health(metrics: &HealthMetrics, feed: &Feed, stats: &RankStats) {
     metrics.lag_seconds.set(feed.lag_seconds);
     metrics.block_tokens.set(feed.block_tokens.unwrap_or(0));
     metrics.block_size_changes.absolute(feed.size_changes);
+}
+
+/// What HAProxy and the engines last said; 0 where it is out of date.
+fn refresh_servers(pool: &Pool, metrics: &PoolMetrics, now: Instant) {
+    let servers = pool.servers(now);
+    for (rank, gauges) in &metrics.servers {
+        let server = servers.get(RankId(*rank)).copied();
+        for (gauge, state) in gauges.states.iter().zip(ServerState::ALL) {
+            let is_it = server.and_then(|server| server.state) == Some(state);
+            gauge.set(f64::from(u8::from(is_it)));
+        }
+        let slots = server.map(|server| server.slots).unwrap_or_default();
+        gauges.weight.set(server.map_or(0, |server| server.weight));
+        gauges.in_flight.set(slots.in_flight);
+        gauges.queued.set(slots.queued);
+        gauges.limit.set(slots.limit.unwrap_or_default());
+        gauges.connections.set(server.map_or(0, |server| server.connections));
+    }
+    for (rank, gauges) in pool.rank_ids().zip(&metrics.ranks) {
+        let report = pool.engine(rank, now).map(|engine| engine.report).unwrap_or_default();
+        gauges.engine_running.set(report.running);
+        gauges.engine_waiting.set(report.waiting);
+        gauges.engine_kv_usage.set(report.kv_usage);
+        gauges.engine_blocks.set(report.capacity_blocks.unwrap_or_default());
+    }
 }

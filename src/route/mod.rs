@@ -16,6 +16,7 @@ pub use workers::{NotDone, Workers};
 use crate::{
     metrics::{PoolMetrics, RouteMetrics},
     pool::{FeedFault, Pool, RankState},
+    replica::ServerState,
     request::{Endpoint, RoutingRequest, body, partial},
     select::Ask,
     spop::{Actions, Handler},
@@ -71,14 +72,20 @@ impl Router {
     #[must_use]
     pub fn new(pools: &[Arc<Pool>], workers: Workers, inline_bytes: usize, deadline: Duration) -> Self {
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        let states = ServerState::ALL.map(ServerState::as_str);
         Self {
             by_backend: pools.iter().zip(0..).map(|(pool, at)| (pool.backend.clone(), at)).collect(),
             pools: pools
                 .iter()
                 .map(|pool| {
                     let faults = FeedFault::ALL.map(FeedFault::as_str);
-                    let metrics =
-                        PoolMetrics::register(&pool.backend, &pool.labels(), &RankState::NAMES, &faults);
+                    let metrics = PoolMetrics::register(
+                        &pool.backend,
+                        &pool.labels(),
+                        &RankState::NAMES,
+                        &faults,
+                        &states,
+                    );
                     (Arc::clone(pool), metrics)
                 })
                 .collect(),
@@ -271,7 +278,7 @@ fn choose(
             (None, pool.key.plain_root(), body_bytes / BYTES_PER_TOKEN)
         }
     };
-    let found = pool.lookup(tokens, root, u32::try_from(prompt_tokens).unwrap_or(u32::MAX));
+    let found = pool.lookup(tokens, root, u32::try_from(prompt_tokens).unwrap_or(u32::MAX), started);
     let looked_up = Instant::now();
     // Without an id the end would never be told: then nothing is booked.
     let book = book && request.id.is_some();
@@ -291,6 +298,7 @@ fn choose(
     };
     let mut decision =
         Decision::chosen(pool, prompt.map(|prompt| (prompt.tokens, prompt.known)), choice, found.streams);
+    decision.servers = found.servers;
     decision.stages.lookup = looked_up - started;
     decision.stages.choice = looked_up.elapsed();
     decision

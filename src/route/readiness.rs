@@ -2,6 +2,7 @@
 
 use super::Router;
 use serde::Serialize;
+use std::time::Instant;
 
 /// The state of every stream, and whether all is as it should be.
 #[derive(Debug, Serialize)]
@@ -37,8 +38,9 @@ impl Router {
     pub fn readiness(&self) -> Readiness {
         let mut ranks = Vec::new();
         let mut ready = true;
+        let now = Instant::now();
         for pool in self.pools() {
-            for stream in pool.streams() {
+            for stream in pool.streams(now) {
                 let Some(rank) = pool.ranks.get(stream.rank.index()) else { continue };
                 ready &= !stream.is_starting;
                 ranks.push(RankReadiness {

@@ -21,6 +21,8 @@ pub(super) struct Booking {
     pub(super) booked_at: Instant,
     /// When the prefill is taken as done by the clock; `None` where KV events will tell.
     pub(super) done_at: Option<Instant>,
+    /// The most leading blocks that any other rank held at booking: more than these elsewhere are news.
+    pub(super) elsewhere_blocks: u32,
     /// What is left of `uncached_tokens`.
     left_tokens: u32,
 }
@@ -40,11 +42,12 @@ impl Booking {
             uncached_tokens,
             booked_at: now,
             done_at,
+            elsewhere_blocks: u32::MAX,
             left_tokens: uncached_tokens,
         }
     }
 
-    fn sequence(&self) -> &[SequenceHash] {
+    pub(super) fn sequence(&self) -> &[SequenceHash] {
         self.prompt.sequence(self.block_tokens)
     }
 
@@ -91,6 +94,10 @@ impl RankBook {
     pub(super) fn get(&self, id: RequestId) -> Option<(&Booking, bool)> {
         let decode = self.decode.get(&id).map(|booking| (booking, true));
         decode.or_else(|| Some((self.prefill.get(&id)?, false)))
+    }
+
+    pub(super) fn get_mut(&mut self, id: RequestId) -> Option<&mut Booking> {
+        self.decode.get_mut(&id).or_else(|| self.prefill.get_mut(&id))
     }
 
     /// Adds a booking. The id must not be booked.

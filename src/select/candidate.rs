@@ -1,13 +1,16 @@
 //! Who may serve a request, as the index, HAProxy and the engine see it at this moment.
 
+use super::choose::Excluded;
 use crate::units::RankId;
 use std::time::Duration;
 
-/// One rank of the pool. The caller leaves out ranks whose server is down.
+/// One rank of the pool.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// The rank.
     pub rank: RankId,
+    /// Why HAProxy would not send a request there, if so: then it is never named.
+    pub excluded: Option<Excluded>,
     /// Tokens in one of its blocks, above 0.
     pub block_tokens: u32,
     /// Leading blocks of the prompt in its GPU tier.
@@ -35,13 +38,14 @@ impl Candidate {
     pub const fn idle(rank: RankId, block_tokens: u32) -> Self {
         Self {
             rank,
+            excluded: None,
             block_tokens,
             gpu_blocks: 0,
             cpu_blocks: 0,
             disk_blocks: 0,
             trusted: true,
             weight: 100,
-            slots: Slots { in_flight: 0, limit: None, queued: 0 },
+            slots: Slots { in_flight: 0, limit: None, queued: 0, booked: 0 },
             reported: None,
             eviction_age: None,
         }
@@ -57,15 +61,22 @@ pub struct Slots {
     pub limit: Option<u32>,
     /// Requests that wait in the server's queue.
     pub queued: u32,
+    /// Our bookings on the server when these were counted.
+    pub booked: u32,
 }
 
 impl Slots {
-    /// How many requests, the next one included, wait for one to leave. HAProxy's figure is a poll old, so our own
-    /// bookings count where they are more.
+    /// Requests on the server or before it. HAProxy's figures are a poll old, so only what they have beyond our
+    /// bookings of that time is taken from them.
+    pub(super) const fn occupied(self, booked_requests: u32) -> u32 {
+        booked_requests.saturating_add(self.in_flight.saturating_add(self.queued).saturating_sub(self.booked))
+    }
+
+    /// How many requests, the next one included, wait for one to leave.
     pub(super) fn waiting(self, booked_requests: u32) -> u32 {
         let Some(limit) = self.limit.filter(|limit| *limit > 0) else { return 0 };
-        let occupied = self.in_flight.max(booked_requests);
-        if occupied < limit { 0 } else { self.queued.max(occupied - limit).saturating_add(1) }
+        let occupied = self.occupied(booked_requests);
+        if occupied < limit { 0 } else { (occupied - limit).saturating_add(1) }
     }
 }
 
@@ -76,6 +87,8 @@ pub struct EngineLoad {
     pub running: u32,
     /// Requests that wait for admission.
     pub waiting: u32,
+    /// Our bookings on the rank when these were counted.
+    pub booked: u32,
 }
 
 #[cfg(test)]
@@ -84,16 +97,23 @@ mod tests {
 
     #[test]
     fn a_server_with_a_free_slot_makes_nobody_wait() {
-        let slots = Slots { in_flight: 3, limit: Some(4), queued: 0 };
-        assert_eq!(slots.waiting(0), 0);
+        let slots = Slots { in_flight: 3, limit: Some(4), queued: 0, booked: 3 };
+        assert_eq!(slots.waiting(3), 0);
         assert_eq!(slots.waiting(4), 1, "our own bookings are fresher than the poll");
+        assert_eq!(Slots { booked: 1, ..slots }.waiting(2), 1, "two are of others");
+        assert_eq!(
+            Slots { in_flight: 4, ..slots }.waiting(0),
+            0,
+            "what has ended since the poll waits no more"
+        );
         assert_eq!(Slots { limit: None, ..slots }.waiting(1000), 0);
         assert_eq!(Slots { limit: Some(0), ..slots }.waiting(1000), 0, "HAProxy's 0 is no limit");
     }
 
     #[test]
     fn a_full_server_makes_the_next_wait_behind_its_queue() {
-        assert_eq!(Slots { in_flight: 4, limit: Some(4), queued: 2 }.waiting(0), 3);
-        assert_eq!(Slots { in_flight: 4, limit: Some(4), queued: 0 }.waiting(9), 6);
+        let full = Slots { in_flight: 4, limit: Some(4), queued: 2, booked: 0 };
+        assert_eq!(full.waiting(0), 3);
+        assert_eq!(Slots { queued: 0, booked: 4, ..full }.waiting(9), 6);
     }
 }

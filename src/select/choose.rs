@@ -7,10 +7,30 @@ use crate::units::RankId;
 /// Why a candidate could not be chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Excluded {
-    /// HAProxy's weight is 0: the server is drained.
+    /// Its server's check fails.
+    Down,
+    /// Its server is in maintenance.
+    Maintenance,
+    /// Its server is drained, or of weight 0.
     Drained,
+    /// Its server is a backup that another one comes before.
+    Backup,
     /// The rank is not, or no longer, one of the pool's.
     Unknown,
+}
+
+impl Excluded {
+    /// The reason as `/explain` spells it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Maintenance => "maintenance",
+            Self::Drained => "drained",
+            Self::Backup => "backup",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// What decided between the candidates.
@@ -51,7 +71,7 @@ impl Reason {
 pub struct Terms {
     /// The candidate.
     pub rank: RankId,
-    /// Why it could not be chosen; its other terms are then void.
+    /// Why it could not be chosen; it has no price then.
     pub excluded: Option<Excluded>,
     /// Tokens in one of its blocks.
     pub block_tokens: u32,

@@ -47,7 +47,8 @@ pub struct SchedulerConfig {
     pub max_booked_hashes: usize,
     /// Most sessions remembered; the longest unused go first.
     pub max_sessions: usize,
-    /// A booking whose end nobody told ends after this long. Hours: no real request may lose its load by age.
+    /// A booking whose end nobody told ends after this long, on ranks where nobody counts requests
+    /// ([`super::Scheduler::set_open`]). Hours: no real request may lose its load by age.
     pub lease: Duration,
 }
 

@@ -44,6 +44,10 @@ pub(super) struct RankState {
     pub(super) recent: Fading,
     /// How far its turns have come, for round robin.
     pub(super) turns: f64,
+    /// Whether it can be chosen now.
+    open: bool,
+    /// Whether lost ends are found by counting, so that no lease is needed.
+    counted: bool,
 }
 
 /// Means over this pool's requests, for what nobody reports of a single one.
@@ -71,7 +75,9 @@ pub struct Counts {
     pub ended: u64,
     /// Bookings that ended with their rank.
     pub removed: u64,
-    /// Bookings whose lease ran out: their end was never told.
+    /// Bookings that ended because nobody has their request any more: their end was never told.
+    pub lost: u64,
+    /// Bookings whose lease ran out: nobody could tell whether their request lives.
     pub expired: u64,
 }
 
@@ -116,17 +122,44 @@ impl Scheduler {
     pub fn set_ranks(&mut self, ranks: &[RankId], now: Instant) -> usize {
         let gone: Vec<RankId> = self.ranks.keys().filter(|rank| !ranks.contains(rank)).copied().collect();
         let ended = gone.iter().map(|rank| self.remove_rank(*rank)).sum();
-        // A new rank takes its turn with the others instead of making up for all it missed.
-        let turns = self.ranks.values().map(|state| state.turns).fold(f64::INFINITY, f64::min);
-        let turns = if turns.is_finite() { turns } else { 0.0 };
         for rank in ranks {
-            self.ranks.entry(*rank).or_insert_with(|| RankState {
+            if self.ranks.contains_key(rank) {
+                continue;
+            }
+            let state = RankState {
                 book: RankBook::default(),
                 recent: Fading::empty(now),
-                turns,
-            });
+                turns: 0.0,
+                open: false,
+                counted: false,
+            };
+            self.ranks.insert(*rank, state);
+            self.set_open(*rank, true, now);
         }
         ended
+    }
+
+    /// Says whether a rank can be chosen from now on. One that comes back, and a new one, starts beside the idlest of
+    /// the others instead of making up for all that it missed.
+    pub fn set_open(&mut self, rank: RankId, open: bool, now: Instant) {
+        let half_life = self.config.recent_half_life;
+        let others = || self.ranks.iter().filter(|(other, state)| **other != rank && state.open);
+        let turns = others().map(|(_, state)| state.turns).fold(f64::INFINITY, f64::min);
+        let recent = others().map(|(_, state)| state.recent.at(now, half_life)).fold(f64::INFINITY, f64::min);
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        if open && !state.open && turns.is_finite() {
+            state.turns = state.turns.max(turns);
+            let missed = recent - state.recent.at(now, half_life);
+            state.recent.add(missed.max(0.0), now, half_life);
+        }
+        state.open = open;
+    }
+
+    /// Says whether somebody counts the requests on a rank, so that lost ends come to light ([`Self::lose`]).
+    pub fn set_counted(&mut self, rank: RankId, counted: bool) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.counted = counted;
+        }
     }
 
     /// Forgets a rank: its bookings end, its sessions are free. Returns how many bookings ended. To be called also when
@@ -169,6 +202,13 @@ impl Scheduler {
         });
         if let Some((terms, candidate)) = chosen {
             choice.booked = self.enter(ask, candidate, &terms, now);
+            let others = candidates.iter().filter(|other| other.rank != terms.rank);
+            let elsewhere = others.map(|other| other.gpu_blocks).max().unwrap_or_default();
+            if let Some(booking) =
+                self.ranks.get_mut(&terms.rank).and_then(|state| state.book.get_mut(ask.id))
+            {
+                booking.elsewhere_blocks = elsewhere;
+            }
         }
         choice
     }
@@ -209,6 +249,38 @@ impl Scheduler {
         true
     }
 
+    /// Ends a booking whose request nobody has any more. Returns whether it was booked.
+    pub fn lose(&mut self, id: RequestId) -> bool {
+        let lost = self.take_out(id).is_some();
+        self.counts.lost += u64::from(lost);
+        lost
+    }
+
+    /// Bookings of a rank whose whole prompt has appeared elsewhere since, and where: HAProxy has sent the request
+    /// there. `stored_blocks` tells how many leading blocks of a sequence a rank has in its GPU tier. Prompts that
+    /// another booking brings there are no sign, nor are those that were there before.
+    pub fn strays(
+        &self,
+        from: RankId,
+        stored_blocks: impl Fn(RankId, &[SequenceHash]) -> u32,
+    ) -> Vec<(RequestId, Candidate)> {
+        let Some(state) = self.ranks.get(&from) else { return Vec::new() };
+        let found = state.book.bookings().filter_map(|(id, booking, _)| {
+            let blocks = u32::try_from(booking.sequence().len()).unwrap_or(u32::MAX);
+            if blocks <= booking.elsewhere_blocks {
+                return None;
+            }
+            let (rank, _) = self.ranks.iter().find(|(rank, other)| {
+                **rank != from
+                    && other.open
+                    && other.book.shared(&booking.prompt, booking.block_tokens).0 < blocks
+                    && stored_blocks(**rank, booking.sequence()) >= blocks
+            })?;
+            Some((id, Candidate { gpu_blocks: blocks, ..Candidate::idle(*rank, booking.block_tokens) }))
+        });
+        found.collect()
+    }
+
     /// Where a request is booked, and its prompt: what is needed to look for its blocks elsewhere.
     #[must_use]
     pub fn booking(&self, id: RequestId) -> Option<(RankId, &Arc<PromptBlocks>)> {
@@ -232,7 +304,7 @@ impl Scheduler {
     }
 
     /// To be called about every second: ends prefills that no KV event can tell of and whose time is up, and bookings
-    /// whose lease ran out. Returns how many of the latter.
+    /// whose lease ran out where nobody counts. Returns how many of the latter.
     pub fn tick(&mut self, now: Instant) -> usize {
         for state in self.ranks.values_mut() {
             state.book.tick(now);
@@ -244,7 +316,8 @@ impl Scheduler {
             return 0;
         }
         self.lease_checked = Some(now);
-        let all = self.ranks.values().flat_map(|state| state.book.bookings());
+        let uncounted = self.ranks.values().filter(|state| !state.counted);
+        let all = uncounted.flat_map(|state| state.book.bookings());
         let over = all.filter(|(_, booking, _)| now.saturating_duration_since(booking.booked_at) >= lease);
         let over: Vec<RequestId> = over.map(|(id, _, _)| id).collect();
         for id in &over {
@@ -340,5 +413,7 @@ impl Scheduler {
 /// The most that the clock waits for a prefill no event tells of: longer than any real one takes.
 const LONGEST_PREFILL_SECONDS: f64 = 3600.0;
 
+#[cfg(test)]
+mod server_tests;
 #[cfg(test)]
 mod tests;

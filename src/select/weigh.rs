@@ -13,7 +13,8 @@ use std::time::Instant;
 
 impl Scheduler {
     pub(super) fn weigh(&self, ask: &Ask, candidates: &[Candidate], now: Instant) -> Vec<Terms> {
-        let greatest_weight = candidates.iter().map(|candidate| candidate.weight).max().unwrap_or(0);
+        let open = candidates.iter().filter(|candidate| candidate.excluded.is_none());
+        let greatest_weight = open.map(|candidate| candidate.weight).max().unwrap_or(0);
         candidates.iter().map(|candidate| self.weigh_one(ask, candidate, greatest_weight, now)).collect()
     }
 
@@ -22,7 +23,7 @@ impl Scheduler {
         let block_tokens = candidate.block_tokens.max(1);
         let mut terms = Terms {
             rank: candidate.rank,
-            excluded: None,
+            excluded: candidate.excluded,
             block_tokens,
             confirmed: Overlap::confirmed(candidate, prompt_tokens),
             booked_tokens: 0,
@@ -44,7 +45,7 @@ impl Scheduler {
             return Terms { excluded: Some(Excluded::Unknown), ..terms };
         };
         if candidate.weight == 0 {
-            return Terms { excluded: Some(Excluded::Drained), ..terms };
+            terms.excluded = terms.excluded.or(Some(Excluded::Drained));
         }
         self.add_prefix(&mut terms, state, ask);
         self.add_load(&mut terms, state, candidate, now);
@@ -70,7 +71,7 @@ impl Scheduler {
     /// counts double.
     fn add_load(&self, terms: &mut Terms, state: &RankState, candidate: &Candidate, now: Instant) {
         let load = state.book.load();
-        let (others_waiting, others_running) = others(candidate, &load);
+        let (others_waiting, others_running) = others(candidate);
         let waiting_tokens = others_waiting * self.means.uncached_tokens.get();
         let others_context = (others_waiting + others_running) * self.means.context_tokens.get();
         let slots = candidate.slots;
@@ -94,9 +95,7 @@ impl Scheduler {
     ) -> Ties {
         let speed = self.config.prefill_tokens_per_second.max(1.0);
         let none = Ties::Band { blocks: 0.0 };
-        let requests = |terms: &Terms, candidate: &Candidate| {
-            terms.load.requests.max(candidate.slots.in_flight.saturating_add(candidate.slots.queued))
-        };
+        let requests = |terms: &Terms, candidate: &Candidate| candidate.slots.occupied(terms.load.requests);
         let key = match self.policy {
             Policy::SessionHash => ask.session,
             Policy::PrefixHash { head_tokens } => terms.first().and_then(|first| {
@@ -140,10 +139,11 @@ impl Scheduler {
 /// The usual bound of consistent hashing with bounded loads.
 const PREFIX_HASH_BOUND: f64 = 1.25;
 
-/// Requests that the engine reports beyond our bookings, waiting and running: other clients', or another agent's.
-fn others(candidate: &Candidate, load: &Load) -> (f64, f64) {
+/// Requests that the engine reports beyond our bookings of that time, waiting and running: other clients', or another
+/// agent's.
+fn others(candidate: &Candidate) -> (f64, f64) {
     let Some(reported) = candidate.reported else { return (0.0, 0.0) };
-    let others = reported.waiting.saturating_add(reported.running).saturating_sub(load.requests);
+    let others = reported.waiting.saturating_add(reported.running).saturating_sub(reported.booked);
     let waiting = others.min(reported.waiting);
     (waiting.into(), (others - waiting).into())
 }

@@ -8,6 +8,9 @@ use std::process::{Child, Command, Output, Stdio};
 
 use super::eventually;
 
+/// The name of a running HAProxy's runtime socket in the directory of its test.
+pub(crate) const RUNTIME_SOCKET: &str = "admin.sock";
+
 /// An HAProxy to test with.
 #[derive(Clone, Debug)]
 pub(crate) struct Binary {
@@ -77,7 +80,7 @@ impl HaproxyProcess {
     /// Starts HAProxy with these files and waits until it accepts connections. A further file of the test's own gives
     /// it a runtime socket, so that the configuration under test need not have one. `directory` is for such files.
     pub(crate) fn start(binary: &Binary, directory: &Path, files: &[&Path]) -> Self {
-        let admin = directory.join("admin.sock");
+        let admin = directory.join(RUNTIME_SOCKET);
         let output = directory.join("output");
         let harness = directory.join("harness.cfg");
         fs::write(&harness, format!("global\n    stats socket {} level admin\n", admin.display()))

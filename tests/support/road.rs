@@ -11,10 +11,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::haproxy::{Binary, HaproxyProcess};
+use super::haproxy::{Binary, HaproxyProcess, RUNTIME_SOCKET};
 use super::http::{self, Message};
 use super::site::{Forms, write};
-use super::{eventually, free_port};
+use super::{eventually, free_port, nobody};
 
 /// The backend, by which the agent knows its pool.
 pub(crate) const POOL: &str = "be_llm";
@@ -33,39 +33,66 @@ pub(crate) struct Road {
     _directory: TempDir,
 }
 
+/// What may differ from one road to another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup<'a> {
+    /// Replicas, named `s1`, `s2` and so on.
+    pub(crate) replicas: usize,
+    /// Flags of each.
+    pub(crate) flags: &'a [&'a str],
+    /// HAProxy's `tune.bufsize`, in bytes.
+    pub(crate) bufsize: usize,
+    /// Whether HAProxy's log lines reach the agent.
+    pub(crate) log: bool,
+    /// What follows `server NAME` in HAProxy, from the number of the replica and its address.
+    pub(crate) server: fn(usize, SocketAddr) -> String,
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Self {
+            replicas: 2,
+            flags: &[],
+            bufsize: BUFSIZE,
+            log: true,
+            server: |_, address| address.to_string(),
+        }
+    }
+}
+
 impl Road {
-    /// Starts `count` replicas named `s1`, `s2` and so on, the agent and HAProxy; returns when the agent is ready and
-    /// HAProxy has seen it.
+    /// Starts `count` replicas, the agent and HAProxy; returns when the agent is ready and HAProxy has seen it.
     pub(crate) fn start(binary: &Binary, count: usize, replica: &[&str]) -> Self {
-        Self::with_bufsize(binary, count, replica, BUFSIZE)
+        Self::set_up(binary, &Setup { replicas: count, flags: replica, ..Setup::default() })
     }
 
-    /// The same with another `tune.bufsize`.
-    pub(crate) fn with_bufsize(binary: &Binary, count: usize, replica: &[&str], bufsize: usize) -> Self {
+    /// The same, set up in a special way.
+    pub(crate) fn set_up(binary: &Binary, setup: &Setup) -> Self {
         let runtime = Runtime::new().expect("a runtime");
-        let args = replica_args(replica);
-        let replicas: Vec<Replica> =
-            (0..count).map(|_| runtime.block_on(Replica::start(&args)).expect("a replica")).collect();
+        let args = replica_args(setup.flags);
+        let replicas: Vec<Replica> = (0..setup.replicas)
+            .map(|_| runtime.block_on(Replica::start(&args)).expect("a replica"))
+            .collect();
         let feeds = replicas.iter().map(|r| r.ranks()[0].events.clone()).collect::<Vec<_>>();
-        Self::over(binary, runtime, replicas, &feeds, bufsize)
+        Self::assemble(binary, runtime, replicas, &feeds, setup)
     }
 
     /// The same with replicas that run already, and the endpoints where the agent hears each of them.
     pub(crate) fn with(binary: &Binary, runtime: Runtime, replicas: Vec<Replica>, feeds: &[String]) -> Self {
-        Self::over(binary, runtime, replicas, feeds, BUFSIZE)
+        Self::assemble(binary, runtime, replicas, feeds, &Setup::default())
     }
 
-    fn over(
+    fn assemble(
         binary: &Binary,
         runtime: Runtime,
         replicas: Vec<Replica>,
         feeds: &[String],
-        bufsize: usize,
+        setup: &Setup,
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = AgentProcess::start(directory.path(), &replicas, feeds);
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let files = haproxy_files(directory.path(), address, &agent, &replicas, bufsize);
+        let files = haproxy_files(directory.path(), address, &agent, &replicas, setup);
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
         haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
@@ -102,19 +129,23 @@ fn haproxy_files(
     http: SocketAddr,
     agent: &AgentProcess,
     replicas: &[Replica],
-    bufsize: usize,
+    setup: &Setup,
 ) -> Vec<PathBuf> {
-    let forms = Forms::new(dir, agent.spop, agent.log, &[]);
+    let log = if setup.log { agent.log } else { nobody() };
+    let forms = Forms::new(dir, agent.spop, log, &[]);
     let mut config = format!(
-        "global\n    maxconn 2000\n    tune.bufsize {bufsize}\ndefaults\n    mode http\n    timeout client 120s\n    \
+        "global\n    maxconn 2000\n    tune.bufsize {}\ndefaults\n    mode http\n    timeout client 120s\n    \
          timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
          frontend fe\n    bind {http}\n    option httplog\n{}    default_backend {POOL}\n\
          backend {POOL}\n    balance leastconn\n    http-response set-header x-served-by %s\n{}",
+        setup.bufsize,
         forms.text(Form::Frontend),
         forms.text(Form::Backend),
     );
     for (number, replica) in replicas.iter().enumerate() {
-        writeln!(config, "    server s{} {}", number + 1, replica.http_addr()).expect("a string");
+        let number = number + 1;
+        let server = (setup.server)(number, replica.http_addr());
+        writeln!(config, "    server s{number} {server}").expect("a string");
     }
     vec![write(dir, "haproxy.cfg", &config), write(dir, "kvspoa-agent.cfg", &forms.text(Form::Agent))]
 }
@@ -132,7 +163,8 @@ impl AgentProcess {
     fn start(dir: &Path, replicas: &[Replica], feeds: &[String]) -> Self {
         let [spop, admin, log] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         let mut text = format!(
-            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\n[[pool]]\nbackend = \"{POOL}\"\n"
+            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n[[pool]]\nbackend = \"{POOL}\"\n",
+            dir.join(RUNTIME_SOCKET).display()
         );
         for (number, (replica, events)) in replicas.iter().zip(feeds).enumerate() {
             write!(

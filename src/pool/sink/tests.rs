@@ -8,6 +8,7 @@ use crate::{
     units::TokenId,
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const RANK: RankId = RankId(0);
 
@@ -35,7 +36,10 @@ impl Scene {
             replicas: vec![config::Replica { server: "s1".to_owned(), http: None, ranks: vec![rank] }],
         };
         let scheduler = Scheduler::new(Policy::LeastLoaded, SchedulerConfig::default(), 1);
-        let pool = Arc::new(Pool::new(&pool, &key, 64 << 20, scheduler).expect("a pool"));
+        let pool = Arc::new(
+            Pool::new(&pool, &key, 64 << 20, scheduler, Duration::from_secs(1), Duration::from_secs(1))
+                .expect("a pool"),
+        );
         let sink = EventSink::new(vec![Arc::clone(&pool)]);
         Self { sink, pool, key, groups: Groups::default(), seq: 0 }
     }
@@ -61,13 +65,13 @@ impl Scene {
     }
 
     fn rank_state(&self) -> RankState {
-        self.pool.streams()[0].state
+        self.pool.streams(Instant::now())[0].state
     }
 
     fn matched(&self, tokens: &[u32], model: Option<&str>) -> u32 {
         let tokens: Vec<TokenId> = tokens.iter().copied().map(TokenId).collect();
         let root = self.pool.root(model, None);
-        self.pool.lookup(Some(&tokens), root, tokens.len() as u32).candidates[0].gpu_blocks
+        self.pool.lookup(Some(&tokens), root, tokens.len() as u32, Instant::now()).candidates[0].gpu_blocks
     }
 
     fn fault(&self) -> Option<FeedFault> {
@@ -199,11 +203,11 @@ fn another_process_starts_from_nothing() {
 fn a_publisher_that_is_never_heard_is_unreachable_and_no_longer_waited_for() {
     let mut scene = Scene::connecting();
     let mut watch = Watch::default();
-    assert!(scene.pool.streams()[0].is_starting);
+    assert!(scene.pool.streams(Instant::now())[0].is_starting);
     assert_eq!(scene.rank_state(), RankState::LoadOnly("connecting"));
     watch.look(&scene.pool, Instant::now() + UNREACHABLE_AFTER);
     assert_eq!(scene.rank_state(), RankState::LoadOnly("unreachable"));
-    assert!(!scene.pool.streams()[0].is_starting);
+    assert!(!scene.pool.streams(Instant::now())[0].is_starting);
     scene.state(FeedState::Exact);
     assert_eq!(scene.rank_state(), RankState::Exact);
     watch.look(&scene.pool, Instant::now() + 2 * UNREACHABLE_AFTER);

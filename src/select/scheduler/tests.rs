@@ -4,7 +4,7 @@ use crate::units::{RankId, RequestId};
 use proptest::prelude::*;
 use std::time::Duration;
 
-fn policies() -> [Policy; 6] {
+pub(super) fn policies() -> [Policy; 6] {
     [
         Policy::default(),
         Policy::Dynamo(DynamoConfig::default()),
@@ -208,7 +208,7 @@ fn a_server_of_half_the_weight_gets_half_the_share() {
 #[test]
 fn a_full_server_costs_its_queue_but_is_not_given_up() {
     let mut pool = Pool::new(2, Policy::default());
-    let full = |queued| Slots { in_flight: 4, limit: Some(4), queued };
+    let full = |queued| Slots { in_flight: 4, limit: Some(4), queued, booked: 0 };
     pool.store(RankId(0), &prompt(&[(1, 320)]));
     pool.candidates[0].slots = full(0);
     let ask = pool.ask(&prompt(&[(1, 400)]), None);
@@ -221,13 +221,13 @@ fn a_full_server_costs_its_queue_but_is_not_given_up() {
 #[test]
 fn what_the_engine_reports_beyond_our_bookings_counts() {
     let mut pool = Pool::new(2, Policy::default());
-    pool.candidates[0].reported = Some(EngineLoad { running: 3, waiting: 9 });
+    pool.candidates[0].reported = Some(EngineLoad { running: 3, waiting: 9, booked: 0 });
     let ask = pool.ask(&prompt(&[(1, 400)]), None);
     let choice = pool.book(&ask);
     assert_eq!(choice.rank, Some(RankId(1)));
     assert!(choice.terms[0].queue_tokens > 0.0 && choice.terms[0].decoding == 3.0);
     pool.candidates[0].reported = Some(EngineLoad::default());
-    pool.candidates[1].reported = Some(EngineLoad { running: 1, waiting: 0 });
+    pool.candidates[1].reported = Some(EngineLoad { running: 1, waiting: 0, booked: 1 });
     let seen = pool.seen(&ask.prompt);
     let terms = pool.scheduler.choose(&ask, &seen, pool.now).terms;
     assert_eq!(terms[1].decoding, 0.0, "its one request is ours");

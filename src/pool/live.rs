@@ -1,0 +1,357 @@
+//! What HAProxy and the engines last said of the pool's ranks. Written by polls, read by look-ups without a lock.
+
+use super::{Pool, Rank};
+use crate::{
+    replica::{EngineReport, Server, ServerState},
+    select::{Candidate, EngineLoad, Excluded, Slots},
+    units::RankId,
+};
+use arc_swap::{ArcSwap, ArcSwapOption};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Polls that may fail before what was said is taken as out of date.
+const POLLS_TO_MISS: u32 = 3;
+
+/// HAProxy's word holds at least so long: through a reload, and where only its log tells of a server.
+const MIN_SERVERS_FRESH: Duration = Duration::from_secs(10);
+
+/// The same for an engine's word: shorter, for its load changes by the second.
+const MIN_ENGINES_FRESH: Duration = Duration::from_secs(3);
+
+/// The last word of HAProxy and of every engine.
+#[derive(Debug)]
+pub(super) struct Live {
+    servers: ArcSwap<Servers>,
+    /// What stands in for a word that is out of date.
+    nothing: Arc<Servers>,
+    engines: Vec<ArcSwapOption<EngineView>>,
+    servers_fresh: Duration,
+    engines_fresh: Duration,
+}
+
+/// The servers of a pool at one moment, by rank.
+#[derive(Clone, Debug, Default)]
+pub struct Servers {
+    at: Option<Instant>,
+    by_rank: Vec<Option<ServerView>>,
+}
+
+/// The server of one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServerView {
+    /// Its state; `None`: HAProxy has no server of that name.
+    pub state: Option<ServerState>,
+    /// Its weight, 0 to 256.
+    pub weight: u32,
+    /// Why HAProxy would send no request there.
+    pub excluded: Option<Excluded>,
+    /// Its concurrency.
+    pub slots: Slots,
+    /// Connections in use.
+    pub connections: u32,
+}
+
+/// One rank's engine.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct EngineView {
+    /// What it reported.
+    pub report: EngineReport,
+    /// When.
+    at: Instant,
+    /// Our bookings there at that time.
+    booked: u32,
+}
+
+impl ServerView {
+    /// Before HAProxy has said anything.
+    const UNTOLD: Self = Self {
+        state: None,
+        weight: 100,
+        excluded: None,
+        slots: Slots { in_flight: 0, limit: None, queued: 0, booked: 0 },
+        connections: 0,
+    };
+}
+
+impl Servers {
+    /// The server of a rank; `None` where HAProxy has said nothing of late.
+    #[must_use]
+    pub fn get(&self, rank: RankId) -> Option<&ServerView> {
+        self.by_rank.get(rank.index())?.as_ref()
+    }
+}
+
+impl EngineView {
+    const fn load(&self) -> EngineLoad {
+        EngineLoad { running: self.report.running, waiting: self.report.waiting, booked: self.booked }
+    }
+}
+
+impl Live {
+    pub(super) fn new(ranks: &[Rank], haproxy_poll: Duration, engine_poll: Duration) -> Self {
+        Self {
+            servers: ArcSwap::default(),
+            nothing: Arc::default(),
+            engines: ranks.iter().map(|_| ArcSwapOption::empty()).collect(),
+            servers_fresh: (haproxy_poll * POLLS_TO_MISS).max(MIN_SERVERS_FRESH),
+            engines_fresh: (engine_poll * POLLS_TO_MISS).max(MIN_ENGINES_FRESH),
+        }
+    }
+
+    fn servers(&self, now: Instant) -> Arc<Servers> {
+        let servers = self.servers.load();
+        let fresh = servers.at.is_some_and(|at| now.saturating_duration_since(at) < self.servers_fresh);
+        if fresh { Arc::clone(&servers) } else { Arc::clone(&self.nothing) }
+    }
+
+    fn engine(&self, rank: RankId, now: Instant) -> Option<EngineView> {
+        let view = self.engines.get(rank.index())?.load();
+        let view = **view.as_ref()?;
+        (now.saturating_duration_since(view.at) < self.engines_fresh).then_some(view)
+    }
+}
+
+impl Pool {
+    /// The servers as HAProxy last told of them; empty once that is out of date.
+    #[must_use]
+    pub fn servers(&self, now: Instant) -> Arc<Servers> {
+        self.live.servers(now)
+    }
+
+    /// What a rank's engine last reported, unless that is out of date.
+    #[must_use]
+    pub fn engine(&self, rank: RankId, now: Instant) -> Option<EngineView> {
+        self.live.engine(rank, now)
+    }
+
+    /// Bookings by rank, for the `booked` of [`Self::take_servers`] and [`Self::take_engines`].
+    #[must_use]
+    pub fn booked(&self) -> Vec<u32> {
+        let scheduler = self.scheduler.lock();
+        let mut booked = vec![0; self.ranks.len()];
+        for (rank, load) in scheduler.loads() {
+            if let Some(booked) = booked.get_mut(rank.index()) {
+                *booked = load.requests;
+            }
+        }
+        booked
+    }
+
+    /// Takes in what HAProxy told of all servers of the backend. `booked` are our bookings when it was asked.
+    pub fn take_servers(&self, servers: &[Server], booked: &[u32], now: Instant) {
+        let excluded = exclusions(servers);
+        // A request that came or went meanwhile must not look like another client's.
+        let booked_now = self.booked();
+        let by_rank = self.ranks.iter().zip(booked.iter().zip(&booked_now)).map(|(rank, (before, after))| {
+            let Some(at) = servers.iter().position(|server| *server.name == *rank.server) else {
+                return Some(ServerView { excluded: Some(Excluded::Unknown), ..ServerView::UNTOLD });
+            };
+            let server = &servers[at];
+            Some(ServerView {
+                state: Some(server.state),
+                weight: server.weight,
+                excluded: excluded[at],
+                slots: Slots {
+                    in_flight: server.in_flight,
+                    limit: server.limit,
+                    queued: server.queued,
+                    booked: *before.max(after),
+                },
+                connections: server.connections,
+            })
+        });
+        self.live.servers.store(Arc::new(Servers { at: Some(now), by_rank: by_rank.collect() }));
+        self.sync_open(now);
+    }
+
+    /// Takes in that HAProxy's log tells of a server going down or up. It holds until the next poll, or where there is
+    /// none, for some seconds: a line may be lost, and a server must not stay excluded for want of it.
+    pub fn take_notice(&self, server: &str, up: bool, now: Instant) {
+        let mut servers = Servers::clone(&self.servers(now));
+        servers.at = servers.at.or(Some(now));
+        servers.by_rank.resize(self.ranks.len(), None);
+        for (rank, view) in self.ranks.iter().zip(&mut servers.by_rank) {
+            if *rank.server == *server {
+                let (state, excluded) =
+                    if up { (ServerState::Up, None) } else { (ServerState::Down, Some(Excluded::Down)) };
+                let before = view.unwrap_or(ServerView::UNTOLD);
+                *view = Some(ServerView { state: Some(state), excluded, ..before });
+            }
+        }
+        self.live.servers.store(Arc::new(servers));
+        self.sync_open(now);
+    }
+
+    /// Takes in what the engines of one replica reported. `booked` are our bookings when they were asked.
+    pub fn take_engines(&self, server: &str, reports: &[EngineReport], booked: &[u32], now: Instant) {
+        let booked_now = self.booked();
+        for (rank, report) in self.engine_ranks(server, reports) {
+            let booked = [booked, &booked_now].iter().filter_map(|booked| booked.get(rank.index())).max();
+            let view = EngineView { report, at: now, booked: booked.copied().unwrap_or_default() };
+            if let Some(engine) = self.live.engines.get(rank.index()) {
+                engine.store(Some(Arc::new(view)));
+            }
+        }
+    }
+
+    /// Which report is which rank's: in their order, where there are as many; otherwise by number.
+    pub(super) fn engine_ranks(&self, server: &str, reports: &[EngineReport]) -> Vec<(RankId, EngineReport)> {
+        let ranks: Vec<RankId> =
+            self.rank_ids().filter(|id| *self.ranks[id.index()].server == *server).collect();
+        if ranks.len() == reports.len() {
+            return ranks.into_iter().zip(reports.iter().copied()).collect();
+        }
+        let numbered =
+            reports.iter().filter_map(|report| Some((*ranks.get(usize::from(report.engine))?, *report)));
+        numbered.collect()
+    }
+
+    /// Tells the scheduler which ranks can be chosen now.
+    pub fn sync_open(&self, now: Instant) {
+        let servers = self.servers(now);
+        let mut scheduler = self.scheduler.lock();
+        for rank in self.rank_ids() {
+            let open = servers.get(rank).is_none_or(|server| server.excluded.is_none());
+            scheduler.set_open(rank, open, now);
+        }
+    }
+
+    /// A candidate with all that is known of its server and engine.
+    pub(super) fn candidate(
+        &self,
+        rank: RankId,
+        block_tokens: u32,
+        servers: &Servers,
+        now: Instant,
+    ) -> Candidate {
+        let server = servers.get(rank).unwrap_or(&ServerView::UNTOLD);
+        Candidate {
+            excluded: server.excluded,
+            weight: server.weight,
+            slots: server.slots,
+            reported: self.engine(rank, now).map(|engine| engine.load()),
+            ..Candidate::idle(rank, block_tokens)
+        }
+    }
+}
+
+/// Why HAProxy would send no request to each of a backend's servers. Backups serve only while no primary does, and then
+/// only the first of them (`option allbackups` is not to be seen from outside).
+fn exclusions(servers: &[Server]) -> Vec<Option<Excluded>> {
+    let usable = |server: &&Server| server.state == ServerState::Up && server.weight > 0;
+    let primary = servers.iter().filter(usable).any(|server| !server.backup);
+    let backup = servers.iter().filter(usable).find(|server| server.backup).map(|server| &server.name);
+    let exclusion = |server: &Server| match server.state {
+        ServerState::Down => Some(Excluded::Down),
+        ServerState::Maint => Some(Excluded::Maintenance),
+        ServerState::Drain => Some(Excluded::Drained),
+        ServerState::Up if server.weight == 0 => Some(Excluded::Drained),
+        ServerState::Up if server.backup && (primary || Some(&server.name) != backup) => {
+            Some(Excluded::Backup)
+        }
+        ServerState::Up => None,
+    };
+    servers.iter().map(exclusion).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::testing::{pool, server};
+
+    fn told(servers: &[Server]) -> Vec<Option<Excluded>> {
+        let pool = pool(1, 2);
+        let now = Instant::now();
+        pool.take_servers(servers, &[0; 2], now);
+        let servers = pool.servers(now);
+        pool.rank_ids().map(|rank| pool.candidate(rank, 16, &servers, now).excluded).collect()
+    }
+
+    #[test]
+    fn only_servers_that_haproxy_would_choose_can_be_named() {
+        for (state, expected) in [
+            (ServerState::Up, None),
+            (ServerState::Down, Some(Excluded::Down)),
+            (ServerState::Maint, Some(Excluded::Maintenance)),
+            (ServerState::Drain, Some(Excluded::Drained)),
+        ] {
+            assert_eq!(told(&[Server { state, ..server("s1") }, server("s2")]), [expected, None]);
+        }
+        let drained = Server { weight: 0, ..server("s1") };
+        assert_eq!(told(&[drained, server("s2")]), [Some(Excluded::Drained), None]);
+        assert_eq!(told(&[server("s2")]), [Some(Excluded::Unknown), None]);
+    }
+
+    #[test]
+    fn a_backup_waits_for_the_last_primary_and_the_second_for_the_first() {
+        let backup = |name| Server { backup: true, ..server(name) };
+        let down = Server { state: ServerState::Down, ..server("s0") };
+        assert_eq!(told(&[server("s1"), backup("s2")]), [None, Some(Excluded::Backup)]);
+        assert_eq!(told(&[down.clone(), backup("s1"), backup("s2")]), [None, Some(Excluded::Backup)]);
+        let drained = Server { weight: 0, ..server("s1") };
+        assert_eq!(told(&[drained, backup("s2")]), [Some(Excluded::Drained), None]);
+        // A primary of which nothing is configured here is one all the same.
+        assert_eq!(told(&[server("s0"), backup("s1"), backup("s2")]), [Some(Excluded::Backup); 2]);
+    }
+
+    #[test]
+    fn weight_and_slots_are_the_candidates() {
+        let pool = pool(2, 1);
+        let now = Instant::now();
+        let full = Server { weight: 7, in_flight: 4, queued: 3, limit: Some(4), ..server("s1") };
+        pool.take_servers(&[full], &[2, 0], now);
+        let servers = pool.servers(now);
+        let candidate = pool.candidate(RankId(0), 16, &servers, now);
+        assert_eq!(candidate.weight, 7);
+        assert_eq!(candidate.slots, Slots { in_flight: 4, limit: Some(4), queued: 3, booked: 2 });
+    }
+
+    #[test]
+    fn what_was_said_goes_out_of_date() {
+        let pool = pool(1, 1);
+        let now = Instant::now();
+        pool.take_servers(&[Server { state: ServerState::Down, ..server("s1") }], &[0], now);
+        let report = EngineReport { running: 3, ..EngineReport::default() };
+        pool.take_engines("s1", &[report], &[2], now);
+        assert_eq!(pool.engine(RankId(0), now).map(|engine| engine.load().booked), Some(2));
+        let later = now + MIN_SERVERS_FRESH;
+        let candidate = pool.candidate(RankId(0), 16, &pool.servers(later), later);
+        assert_eq!((candidate.excluded, candidate.reported), (None, None));
+    }
+
+    #[test]
+    fn a_notice_counts_until_the_next_poll_and_alone_for_some_seconds() {
+        let pool = pool(1, 2);
+        let now = Instant::now();
+        let excluded = |at| {
+            let servers = pool.servers(at);
+            pool.rank_ids().map(|rank| pool.candidate(rank, 16, &servers, at).excluded).collect::<Vec<_>>()
+        };
+        pool.take_notice("s2", false, now);
+        assert_eq!(excluded(now), [None, Some(Excluded::Down)]);
+        assert_eq!(excluded(now + MIN_SERVERS_FRESH), [None, None]);
+        pool.take_notice("s2", true, now);
+        assert_eq!(excluded(now), [None, None]);
+        pool.take_notice("s2", false, now);
+        pool.take_servers(&[server("s1"), server("s2")], &[0; 2], now);
+        assert_eq!(excluded(now), [None, None]);
+    }
+
+    #[test]
+    fn engines_are_matched_by_order_or_else_by_number() {
+        let pool = pool(2, 1);
+        let report = |engine| EngineReport { engine, ..EngineReport::default() };
+        let ranks = |engines: &[u16]| {
+            let reports: Vec<_> = engines.iter().map(|engine| report(*engine)).collect();
+            let ranks = pool.engine_ranks("s1", &reports).into_iter();
+            ranks.map(|(rank, report)| (rank.0, report.engine)).collect::<Vec<_>>()
+        };
+        assert_eq!(ranks(&[6, 7]), [(0, 6), (1, 7)]);
+        assert_eq!(ranks(&[1]), [(1, 1)]);
+        assert_eq!(ranks(&[0, 1, 2]), [(0, 0), (1, 1)]);
+        assert_eq!(pool.engine_ranks("other", &[report(0)]).len(), 0);
+    }
+}
