@@ -1,4 +1,4 @@
-//! Recorded streams of vLLM, replayed into the state machine: restarts, gaps, replays.
+//! Streams followed by the state machine: recorded ones of vLLM, and those of the simulated replica under faults.
 
 mod events_support;
 
@@ -6,7 +6,10 @@ use events_support::{Event, Record, names, owned, records};
 use kvspoa::events::stream::{Action, Stream, StreamLimits};
 use kvspoa::events::{Batch, FeedState, Groups, ResetReason};
 use kvspoa::hash::HashKey;
-use std::time::Instant;
+use kvspoa::index::{Index, IndexConfig, Overlaps};
+use kvspoa::sim::{Engine, EngineConfig, HashFormat, Job, OffloadConfig, Prompt, Timing, encode_batch};
+use kvspoa::units::{RankId, TokenId};
+use std::time::{Duration, Instant};
 
 /// A stream whose actions are carried out: applied batches become events, requests are noted.
 struct Follower {
@@ -187,4 +190,256 @@ fn a_recorded_restart_resets_the_rank() {
     let replayed: Vec<Record> = records.iter().filter(|r| r.replayed).skip(1).cloned().collect();
     late.answer_all(&replayed);
     assert_eq!(late.events, follower.events);
+}
+
+const RANK: RankId = RankId(0);
+const BLOCK: usize = 16;
+
+/// A simulated engine, and an index that follows its batches over a bad connection.
+struct World {
+    rng: fastrand::Rng,
+    key: HashKey,
+    engine: Engine,
+    has_cpu_tier: bool,
+    jobs: u64,
+    /// Whether the engine was reset and has not told yet.
+    reset_untold: bool,
+    /// All that the process has published.
+    history: Vec<Vec<u8>>,
+    /// A live batch that comes after the next one.
+    delayed: Option<u64>,
+    faults: bool,
+    stream: Stream<Vec<u8>>,
+    connected: bool,
+    now: Instant,
+    request: Option<u64>,
+    index: Index,
+    batch: Batch,
+    groups: Groups,
+    compared: u32,
+    matched: u32,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let key = HashKey::from_seed(seed);
+        let mut index = Index::new(key.clone(), IndexConfig::default());
+        assert!(index.add_rank(RANK));
+        let has_cpu_tier = seed.is_multiple_of(2);
+        Self {
+            rng: fastrand::Rng::with_seed(seed),
+            key,
+            engine: Self::engine(has_cpu_tier),
+            has_cpu_tier,
+            jobs: 0,
+            reset_untold: false,
+            history: Vec::new(),
+            delayed: None,
+            faults: true,
+            stream: Stream::new(true, StreamLimits::default(), seed),
+            connected: false,
+            now: Instant::now(),
+            request: None,
+            index,
+            batch: Batch::new(),
+            groups: Groups::default(),
+            compared: 0,
+            matched: 0,
+        }
+    }
+
+    fn engine(has_cpu_tier: bool) -> Engine {
+        Engine::new(EngineConfig {
+            block_tokens: BLOCK as u32,
+            blocks: 120,
+            offload: has_cpu_tier.then_some(OffloadConfig { blocks: 160, chunk_blocks: 1, describes: true }),
+            step_tokens: 512,
+            sequences: 4,
+            timing: Timing::INSTANT,
+        })
+    }
+
+    fn tell(&mut self, tell: impl FnOnce(&mut Stream<Vec<u8>>, Instant, &mut Vec<Action<Vec<u8>>>)) {
+        let mut actions = Vec::new();
+        tell(&mut self.stream, self.now, &mut actions);
+        let mut further = Vec::new();
+        for action in actions {
+            match action {
+                Action::Apply { seq, payload } => {
+                    let decoded = self.batch.decode(&payload, &self.key, &mut self.groups);
+                    if self.batch.has_cleared() {
+                        self.stream.on_cleared(seq, &mut further);
+                    }
+                    if decoded.is_err() || self.batch.lost_blocks() {
+                        self.stream.on_undecodable(seq, &mut further);
+                    }
+                    for event in self.batch.events() {
+                        self.index.apply(RANK, &event);
+                    }
+                    self.index.end_batch(RANK);
+                }
+                Action::RequestReplay { from } => self.request = Some(from),
+                Action::CancelReplay => self.request = None,
+                Action::Reset(_) => {
+                    self.index.clear_rank(RANK);
+                    self.groups = Groups::default();
+                }
+                Action::State(_) => {}
+            }
+        }
+        assert!(further.iter().all(|action| matches!(action, Action::State(_))));
+    }
+
+    fn percent(&mut self, percent: u8) -> bool {
+        self.faults && self.rng.u8(..100) < percent
+    }
+
+    fn publish(&mut self, payload: Vec<u8>) {
+        let seq = self.history.len() as u64;
+        self.history.push(payload);
+        if !self.connected || self.percent(10) {
+            return;
+        }
+        if self.delayed.is_none() && self.percent(3) {
+            self.delayed = Some(seq);
+            return;
+        }
+        self.deliver(seq);
+        if self.percent(3) {
+            self.deliver(seq);
+        }
+        if let Some(late) = self.delayed.take() {
+            self.deliver(late);
+        }
+    }
+
+    fn deliver(&mut self, seq: u64) {
+        let mut payload = self.history[seq as usize].clone();
+        if self.percent(1) {
+            payload.truncate(payload.len() / 2);
+        }
+        self.tell(|stream, now, actions| stream.on_live(seq, payload, now, actions));
+    }
+
+    /// Runs one request, and compares what the engine found with what the index says, if that claims to know.
+    fn request(&mut self) {
+        // A dozen families of prompts; in each, all begin alike.
+        let family = self.rng.u32(..12) * 10_000;
+        let length = 1 + self.rng.usize(..40 * BLOCK);
+        let own = self.rng.usize(..length);
+        let tail = self.rng.u32(5_000..9_000);
+        let tokens: Vec<TokenId> = (0..length as u32)
+            .map(|at| TokenId(family + at + if at as usize >= own { tail } else { 0 }))
+            .collect();
+        let last = self.history.len().checked_sub(1).map(|last| last as u64);
+        let is_known = self.stream.state() == FeedState::Exact && self.stream.applied_seq() == last;
+        let mut overlaps = Overlaps::default();
+        let sequence = self.key.sequence(self.key.plain_root(), &tokens, BLOCK as u32);
+        self.index.find(&sequence, &mut overlaps);
+        let predicted = (overlaps.get(RANK).blocks() as usize).min((length - 1) / BLOCK) * BLOCK;
+        self.jobs += 1;
+        let prompt = Prompt { tokens, ..Prompt::default() };
+        let answer = (0..1 + self.rng.u32(..40)).map(TokenId).collect();
+        self.engine.submit(Job { id: self.jobs, prompt, answer }).expect("it fits");
+        let mut found = None;
+        while self.engine.has_work() {
+            self.engine.begin_step();
+            let report = self.engine.end_step();
+            found = found.or_else(|| report.outputs.first().map(|output| output.cached.tokens()));
+            if !report.events.is_empty() {
+                self.publish(encode_batch(1.0, &report.events, 0, HashFormat::Int));
+            }
+        }
+        if is_known && !std::mem::take(&mut self.reset_untold) {
+            assert_eq!(found, Some(predicted), "of {length} tokens");
+            self.compared += 1;
+            self.matched += u32::from(predicted > 0);
+        }
+        self.reset_untold = false;
+    }
+
+    fn answer(&mut self) {
+        let Some(from) = self.request.take() else { return };
+        self.stream.on_replay_sent(self.now);
+        let until = self.history.len() as u64;
+        for seq in from..until {
+            if self.percent(4) {
+                continue;
+            }
+            let payload = self.history[seq as usize].clone();
+            self.tell(|stream, now, actions| stream.on_replay(seq, payload, now, actions));
+            if self.request.is_some() {
+                return;
+            }
+        }
+        self.tell(|stream, now, actions| stream.on_replay_end(now, actions));
+    }
+
+    fn connect(&mut self, connected: bool) {
+        if self.connected == connected {
+            return;
+        }
+        self.connected = connected;
+        self.delayed = None;
+        self.tell(
+            |stream, now, actions| {
+                if connected { stream.on_connect(now, actions) } else { stream.on_disconnect(actions) }
+            },
+        );
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        self.tell(|stream, now, actions| stream.on_tick(now, actions));
+    }
+
+    fn happen(&mut self) {
+        match self.rng.u8(..100) {
+            0..=1 => self.connect(false),
+            2 => {
+                self.connect(false);
+                self.engine = Self::engine(self.has_cpu_tier);
+                self.history.clear();
+                self.reset_untold = false;
+            }
+            3..=12 => self.connect(true),
+            13..=14 => self.reset_untold |= self.engine.reset_prefix_cache(false),
+            15..=44 => self.answer(),
+            45..=64 => {
+                let ms = self.rng.u64(..3_000);
+                self.wait(Duration::from_millis(ms));
+            }
+            _ => self.request(),
+        }
+    }
+
+    /// The faults end, and the cache is reset, which heals what could not be decoded.
+    fn settle(&mut self) {
+        self.faults = false;
+        self.connect(true);
+        self.engine.reset_prefix_cache(false);
+        self.reset_untold = true;
+        for _ in 0..100 {
+            self.request();
+            self.answer();
+            self.wait(Duration::from_secs(2));
+        }
+        assert_eq!(self.stream.state(), FeedState::Exact);
+        assert_eq!(self.stream.applied_seq(), Some(self.history.len() as u64 - 1));
+    }
+}
+
+#[test]
+fn whatever_happens_to_its_stream_an_exact_index_says_what_the_engine_finds() {
+    let (mut compared, mut matched) = (0, 0);
+    for seed in 0..24 {
+        println!("seed {seed}");
+        let mut world = World::new(seed);
+        (0..500).for_each(|_| world.happen());
+        world.settle();
+        assert!(world.compared > 100, "{}", world.compared);
+        compared += world.compared;
+        matched += world.matched;
+    }
+    assert!(matched > compared / 4, "{matched} of {compared}");
 }
