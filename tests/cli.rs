@@ -1,9 +1,11 @@
 //! The `kvspoa` command as a person or a script meets it.
 
+use serde_json::{Value, json};
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 fn kvspoa(args: &[&str]) -> Output {
@@ -91,51 +93,96 @@ fn haproxy_config_prints_the_lines_for_the_users_own_names() {
     assert!(text(&output.stdout).contains("server agent 10.0.0.9:9999 "));
 }
 
+/// A running `kvspoa run` of one pool, logging all it can.
+struct Agent {
+    child: Child,
+    admin: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Agent {
+    fn start() -> Self {
+        let free =
+            || TcpListener::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("a port").to_string();
+        let (spop, admin, log) = (free(), free(), free());
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("kvspoa.toml");
+        let pool = "[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s1\"\n";
+        std::fs::write(&path, pool).expect("written");
+        let child = Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+            .args(["run", "--log", "trace", "--spop-listen", &spop, "--admin-listen", &admin])
+            .args(["--log-listen", &log, "--config"])
+            .arg(&path)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the agent starts");
+        Self { child, admin, _dir: dir }
+    }
+
+    /// Sends a POST as soon as the admin port is open, and reads to the end of the connection.
+    fn post(&self, target: &str, body: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let mut client = loop {
+            match TcpStream::connect(&self.admin) {
+                Ok(client) => break client,
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let length = body.len();
+        write!(client, "POST {target} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n{body}")
+            .expect("sent");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("an answer");
+        answer
+    }
+
+    /// Ends it; what it logged.
+    fn end(mut self) -> String {
+        self.child.kill().expect("a process of ours");
+        text(&self.child.wait_with_output().expect("it ends").stderr)
+    }
+}
+
 #[test]
 fn no_prompt_is_logged_at_any_level() {
-    let free = || TcpListener::bind("127.0.0.1:0").and_then(|s| s.local_addr()).expect("a port").to_string();
-    let (spop, admin, log) = (free(), free(), free());
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = dir.path().join("kvspoa.toml");
-    std::fs::write(&path, "[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s1\"\n")
-        .expect("written");
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_kvspoa"))
-        .args([
-            "run",
-            "--log",
-            "trace",
-            "--spop-listen",
-            &spop,
-            "--admin-listen",
-            &admin,
-            "--log-listen",
-            &log,
-        ])
-        .arg("--config")
-        .arg(&path)
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the agent starts");
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    let mut client = loop {
-        match TcpStream::connect(&admin) {
-            Ok(client) => break client,
-            Err(error) => assert!(std::time::Instant::now() < deadline, "{error}"),
-        }
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    };
-    let body = r#"{"messages":[{"role":"user","content":"Xylophone"}]}"#;
-    write!(client, "POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{body}", body.len())
-        .expect("sent");
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).expect("an answer, and the end of the connection");
-    assert!(answer.contains("\"state\":\"load_only\"") && answer.contains("\"prompt_tokens\":"), "{answer}");
-    agent.kill().expect("a process of ours");
-    let output = agent.wait_with_output().expect("it ends");
-    let said = text(&output.stderr);
-    assert!(said.contains("kvspoa is ready"), "{said}");
-    for line in said.lines() {
+    let agent = Agent::start();
+    let answer = agent.post("/explain", r#"{"messages":[{"role":"user","content":"Xylophone"}]}"#);
+    assert!(answer.contains("\"prompt_tokens\":"), "{answer}");
+    let log = agent.end();
+    assert!(log.contains("kvspoa is ready"), "{log}");
+    for line in log.lines() {
         // A line of another crate could hold a single character of the prompt.
         assert!(line.contains("kvspoa::") && !line.contains("Xylophone"), "{line}");
     }
+}
+
+#[test]
+fn an_explanation_has_the_fields_that_others_rely_on() {
+    let agent = Agent::start();
+    let target = "/explain?pool=be&path=/v1/completions&tokens=1";
+    let answer = agent.post(target, r#"{"prompt":[1,2,3]}"#);
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    let explained: Value = serde_json::from_str(body).expect("JSON");
+    for field in ["prompt_tokens", "block_size", "state", "reason", "chosen", "replicas", "token_ids"] {
+        assert!(explained.get(field).is_some(), "no {field} in {explained}");
+    }
+    assert_eq!((&explained["state"], &explained["chosen"]), (&json!("load_only"), &json!("s1")));
+    assert_eq!(explained["token_ids"], json!([1, 2, 3]));
+    let replica = &explained["replicas"][0];
+    for field in [
+        "server",
+        "rank",
+        "state",
+        "gpu_tokens",
+        "cpu_tokens",
+        "applied_seq",
+        "prefill_tokens",
+        "decode_blocks",
+        "cost",
+    ] {
+        assert!(replica.get(field).is_some(), "no {field} in {replica}");
+    }
+    assert!(agent.post("/explain?pool=other", "{}").starts_with("HTTP/1.1 404 "));
+    agent.end();
 }

@@ -177,9 +177,13 @@ async fn explain(admin: &str, load: &Load) -> anyhow::Result<()> {
     let answer = client::post(admin, &target, load::sample(load)).await?;
     let json: serde_json::Value = serde_json::from_slice(&answer.body)?;
     println!("one request explained (kvspoa explain):");
+    let word = |field: &str| json[field].as_str().unwrap_or("?").replace('_', " ");
     println!(
-        "  {} prompt tokens, {}: {} by {}",
-        json["prompt_tokens"], json["state"], json["chosen"], json["decided_by"]
+        "  {} prompt tokens, {}: to {}, by {}",
+        json["prompt_tokens"],
+        word("state"),
+        word("chosen"),
+        word("decided_by")
     );
     for replica in json["replicas"].as_array().into_iter().flatten() {
         println!(

@@ -171,3 +171,27 @@ impl Pool {
 fn ids(ranks: &[Rank]) -> impl Iterator<Item = RankId> + use<> {
     (0..ranks.len()).map(|at| RankId(at as u16))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Config, Overrides},
+        select::{Policy, SchedulerConfig},
+    };
+    use std::path::Path;
+
+    #[test]
+    fn a_rank_is_named_only_where_every_replica_has_it() {
+        for (counts, ranked) in [([2, 2], true), ([2, 1], false), ([1, 1], false)] {
+            let replica = |(n, ranks)| format!("[[pool.replica]]\nserver = \"s{n}\"\nranks = {ranks}\n");
+            let replicas: String = counts.iter().enumerate().map(replica).collect();
+            let text = format!("[[pool]]\nbackend = \"be\"\n{replicas}");
+            let config = Config::parse(&text, Path::new("k.toml"), &Overrides::default()).expect("valid");
+            let scheduler = Scheduler::new(Policy::LeastLoaded, SchedulerConfig::default(), 1);
+            let pool =
+                Pool::new(&config.pools[0], &HashKey::from_seed(1), 64 << 20, scheduler).expect("a pool");
+            assert!(pool.ranks.iter().all(|rank| rank.ranked == ranked), "{counts:?}");
+        }
+    }
+}
