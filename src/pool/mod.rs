@@ -189,8 +189,9 @@ mod tests {
             let text = format!("[[pool]]\nbackend = \"be\"\n{replicas}");
             let config = Config::parse(&text, Path::new("k.toml"), &Overrides::default()).expect("valid");
             let scheduler = Scheduler::new(Policy::LeastLoaded, SchedulerConfig::default(), 1);
-            let pool =
-                Pool::new(&config.pools[0], &HashKey::from_seed(1), 64 << 20, scheduler).expect("a pool");
+            let poll = Duration::from_secs(1);
+            let pool = Pool::new(&config.pools[0], &HashKey::from_seed(1), 64 << 20, scheduler, poll, poll)
+                .expect("a pool");
             assert!(pool.ranks.iter().all(|rank| rank.ranked == ranked), "{counts:?}");
         }
     }
