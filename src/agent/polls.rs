@@ -22,6 +22,9 @@ use tokio::{
 /// Between two polls even if servers change all the time.
 const MIN_PAUSE: Duration = Duration::from_millis(20);
 
+/// One warning of lost log lines in this time is enough; a counter has them all.
+const WARNING_PERIOD: Duration = Duration::from_secs(600);
+
 /// vLLM's page is some ten KiB a model and rank.
 const MAX_PAGE_BYTES: usize = 4 << 20;
 
@@ -55,6 +58,7 @@ impl ServerPolls {
         let mut process = None;
         // One warning is enough until it works again.
         let mut complained = vec![false; self.pools.len()];
+        let mut warned: Option<Instant> = None;
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
@@ -82,15 +86,18 @@ impl ServerPolls {
                         }
                     }
                 }
-                let lost = pool.end_lost(Instant::now());
-                if lost > 0 {
+                let now = Instant::now();
+                pool.move_strays(now);
+                let lost = pool.end_lost(now);
+                let quiet = warned.is_some_and(|at| now.saturating_duration_since(at) < WARNING_PERIOD);
+                if lost > 0 && !quiet {
+                    warned = Some(now);
                     tracing::warn!(
                         pool = pool.backend,
                         lost,
                         "bookings ended because nobody has their requests: do HAProxy's log lines arrive?"
                     );
                 }
-                pool.move_strays(Instant::now());
             }
             self.metrics.up.set(f64::from(u8::from(all_well)));
             sleep(MIN_PAUSE).await;

@@ -287,9 +287,9 @@ fn millis(value: &[u8], name: &'static str) -> Result<Option<Duration>, LogLineE
 fn parse_server_notice(message: &[u8]) -> Option<ServerNotice> {
     let message = std::str::from_utf8(message).ok()?.trim_start();
     let rest = message.strip_prefix("Backup ").unwrap_or(message).strip_prefix("Server ")?;
-    let (name, state) = rest.split_once(" is ")?;
+    let (name, what) = rest.split_once(' ')?;
     let (pool, server) = name.split_once('/')?;
-    let change = match state.split([' ', ',', '/', '.']).next() {
+    let change = match what.strip_prefix("is ").and_then(|state| state.split([' ', ',', '/', '.']).next()) {
         Some("UP") => ServerChange::Up,
         Some("DOWN") => ServerChange::Down,
         _ => ServerChange::Other,

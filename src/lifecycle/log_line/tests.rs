@@ -141,6 +141,8 @@ fn server_notices_tell_pool_server_and_change() {
         ("Server llm/r1 is UP, reason: Layer4 check passed", ServerChange::Up),
         ("Backup Server llm/r1 is UP/READY (leaving forced maintenance).", ServerChange::Up),
         ("Server llm/r1 is going DOWN for maintenance.", ServerChange::Other),
+        ("Server llm/r1 enters drain state.", ServerChange::Other),
+        ("Server llm/r1 remains in forced drain mode.", ServerChange::Other),
     ] {
         let line = format!("<145>1 t - haproxy 1 - - {message}");
         let notice = ServerNotice { pool: "llm".into(), server: "r1".into(), change };
