@@ -35,7 +35,7 @@ impl State {
     }
 
     fn of(known: Option<Known>, streams: &[Stream]) -> Self {
-        if known.is_none() || streams.iter().all(|stream| stream.state == RankState::NoEvents) {
+        if known.is_none() || !streams.iter().any(|stream| stream.state.is_trusted()) {
             Self::LoadOnly
         } else if known == Some(Known::Unsure) {
             Self::Degraded
@@ -198,5 +198,30 @@ impl Decision {
             total_us = self.stages.total.as_micros() as u64,
             "decided"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decision_rests_on_no_more_than_the_caches_that_are_known() {
+        let of = |states: &[RankState]| {
+            let stream = |state: &RankState| Stream {
+                rank: RankId(0),
+                state: *state,
+                is_starting: false,
+                applied_seq: None,
+                block_tokens: None,
+            };
+            State::of(Some(Known::Whole), &states.iter().map(stream).collect::<Vec<_>>())
+        };
+        let (starting, gap) = (RankState::LoadOnly("connecting"), RankState::Degraded("no_replay"));
+        assert_eq!(of(&[RankState::Exact, RankState::Exact]), State::Exact);
+        assert_eq!(of(&[RankState::Exact, starting]), State::Degraded);
+        assert_eq!(of(&[gap, RankState::NoEvents]), State::Degraded);
+        assert_eq!(of(&[starting, RankState::NoEvents]), State::LoadOnly);
+        assert_eq!(State::of(None, &[]), State::LoadOnly);
     }
 }
