@@ -131,3 +131,15 @@ fn the_runtime_socket_is_a_path_or_an_address() {
     assert_eq!(read("unix:h.sock").as_deref(), Some("h.sock"));
     assert_eq!(read("localhost:9999").as_deref(), Some("localhost:9999"));
 }
+
+#[test]
+fn the_examples_of_the_readme_are_valid() {
+    let readme = include_str!("../../README.md");
+    let examples: Vec<&str> =
+        readme.split("```toml").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(!examples.is_empty());
+    for example in examples {
+        let pool = if example.contains("[[pool]]") { "" } else { "[[pool]]\nbackend = \"b\"\n" };
+        parse(&format!("{example}\n{pool}")).expect(example);
+    }
+}
