@@ -6,6 +6,8 @@
 mod measure;
 mod workload;
 
+use hashbrown::HashMap;
+use kvspoa::events::KvEvent;
 use kvspoa::hash::HashKey;
 use kvspoa::index::{Index, IndexConfig, Overlaps};
 use kvspoa::units::{RankId, SequenceHash, TokenId};
@@ -53,6 +55,7 @@ fn bench(ranks: u16) {
     }
     remove_rank(&mut index);
     drop(index);
+    yardstick(&workload);
     drop(apply("bulk", &key, &Workload::new(&key, ranks, true)));
 }
 
@@ -70,6 +73,22 @@ fn hashing(key: &HashKey, prompts: &[Vec<TokenId>]) {
     });
     let each = taken.as_nanos() as f64 / blocks as f64;
     println!("  hash {blocks} blocks: {taken:?} CPU, {each:.2} ns a block");
+}
+
+/// What the machine does at this moment: the least that any index by engine names must do, one look-up a parent and
+/// one insert a block.
+fn yardstick(workload: &Workload) {
+    let mut maps = vec![HashMap::<u64, u32>::new(); usize::from(workload.ranks)];
+    let start = cpu_time();
+    for (rank, event) in workload.events() {
+        let KvEvent::Stored(stored) = event else { continue };
+        let map = &mut maps[rank.index()];
+        black_box(stored.parent.map(|parent| map.get(&parent.0)));
+        map.extend(stored.engine_hashes.iter().map(|name| (name.0, 0)));
+    }
+    let taken = cpu_time() - start;
+    let rate = workload.entries() as f64 / taken.as_secs_f64() / 1e6;
+    println!("  yardstick, a hash map a rank: {rate:.1} M blocks a CPU second");
 }
 
 fn apply(kind: &str, key: &HashKey, workload: &Workload) -> Index {

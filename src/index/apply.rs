@@ -12,7 +12,8 @@ use super::stats::Applied;
 use super::waiting::Link;
 use crate::events::{KvEvent, Stored};
 use crate::hash::HashKey;
-use crate::units::{BlockHash, EngineHash, SequenceHash, Tier};
+use crate::units::{BlockHash, EngineHash, Tier};
+use std::{iter, mem};
 
 /// Limits of one rank's tables.
 #[derive(Clone, Copy, Debug)]
@@ -32,15 +33,8 @@ pub(super) struct Change<'a> {
     pub(super) now: u32,
     pub(super) limits: Limits,
     pub(super) applied: Applied,
-}
-
-/// Where a chain goes on.
-#[derive(Clone, Copy, Debug)]
-enum Place {
-    /// Behind a known block, or at the chain's start; with the hash of what stands before.
-    Known(Option<BlockRef>, SequenceHash),
-    /// Behind a block that is not known.
-    Unknown(EngineHash),
+    /// The blocks of the store at hand; kept to be used again.
+    pub(super) placed: Vec<BlockRef>,
 }
 
 /// Blocks of one run that are to be held, in one go.
@@ -111,48 +105,18 @@ impl Change<'_> {
     fn store_chain(&mut self, stored: &Stored<'_>) {
         self.slot.doubt.see_gpu_store(stored, self.slot.cpu_chunk);
         let mut copies = Copies::Count;
-        let mut place = match stored.parent {
-            None => {
-                // vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is
-                // stored by that and nothing will be removed for it: counted as copies, the blocks would stay for
-                // ever. A real second copy of a whole prompt looks the same; it is lost with the first removal. Where
-                // blocks were dropped for want of room, the two cannot be told apart at all.
-                if self.slot.truncated
-                    || stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu))
-                {
-                    copies = Copies::Announce;
-                }
-                Place::Known(None, stored.root)
-            }
-            Some(parent) => self.block(parent).map_or(Place::Unknown(parent), |block| self.behind(block)),
-        };
-        let mut span = Span::default();
-        let mut left = stored.engine_hashes.len();
-        for (hash, block) in stored.engine_hashes.iter().zip(stored.block_hashes) {
-            left -= 1;
-            match place {
-                Place::Known(parent, before) => {
-                    let sequence = self.key.chain(before, *block);
-                    let Some(found) = self.runs.place(parent, sequence, left) else {
-                        self.drop_blocks(left as u64 + 1);
-                        break;
-                    };
-                    place = Place::Known(Some(found), sequence);
-                    self.locate(*hash, found, &mut span, copies);
-                }
-                Place::Unknown(parent) => {
-                    if let Some(found) = self.block(*hash) {
-                        // Known from before its parent was forgotten: from here on the chain is known.
-                        place = self.behind(found);
-                        self.locate(*hash, found, &mut span, copies);
-                    } else {
-                        self.wait(*hash, Link { parent, block: *block });
-                        place = Place::Unknown(*hash);
-                    }
-                }
-            }
+        // vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is stored by that and
+        // nothing will be removed for it: counted as copies, the blocks would stay for ever. A real second copy of a
+        // whole prompt looks the same; it is lost with the first removal. Where blocks were dropped for want of room,
+        // the two cannot be told apart at all.
+        if stored.parent.is_none()
+            && (self.slot.truncated || stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu)))
+        {
+            copies = Copies::Announce;
         }
-        self.flush(&mut span);
+        self.slot.engine.touch(stored.engine_hashes.iter().map(|name| name.0));
+        let Some(names) = self.place(stored) else { return };
+        self.locate(names, copies);
         if !self.slot.waiting.is_empty() {
             // A store from the start repeats what orphans told already; behind a parent it is a copy of its own.
             let copies = if stored.parent.is_none() { Copies::Announce } else { Copies::Count };
@@ -160,30 +124,74 @@ impl Change<'_> {
         }
     }
 
-    /// Names `block` by `hash` and holds it in the GPU tier, together with its neighbours in `span`.
-    fn locate(&mut self, hash: EngineHash, block: BlockRef, span: &mut Span, copies: Copies) {
-        if span.to == block.offset() && span.run == block.run() {
-            span.to += 1;
-        } else {
-            self.flush(span);
-            *span = Span { run: block.run(), from: block.offset(), to: block.offset() + 1, entries: 0 };
-        }
-        match self.slot.engine.insert(hash.0, block.0) {
-            None => span.entries += 1,
-            Some(old) if old == block.0 => {
-                if self.runs.holds(block, LaneId::new(Tier::Gpu, self.id)) {
-                    self.add_copies(hash, Tier::Gpu, 1, copies);
+    /// Finds the blocks of a store; those that have a place are in `placed` then, and their names are returned.
+    fn place<'s>(&mut self, stored: &Stored<'s>) -> Option<&'s [EngineHash]> {
+        let (mut names, mut blocks) = (stored.engine_hashes, stored.block_hashes);
+        let (mut at, mut before) = (None, stored.root);
+        self.placed.clear();
+        if let Some(parent) = stored.parent {
+            at = self.block(parent);
+            if at.is_none() {
+                // Blocks wait, up to one that is known from before its parent was forgotten.
+                let known = names.iter().position(|name| self.block(*name).is_some()).unwrap_or(names.len());
+                let parents = iter::once(&parent).chain(names);
+                for ((name, block), parent) in names.iter().zip(blocks).zip(parents).take(known) {
+                    self.wait(*name, Link { parent: *parent, block: *block });
                 }
+                (names, blocks) = (&names[known..], &blocks[known..]);
+                at = self.block(*names.first()?);
+                self.placed.extend(at);
             }
-            Some(old) => {
-                span.entries += 1;
-                self.flush(span);
-                self.forget_reused(hash, BlockRef(old));
-            }
+            before = self.runs.hash(at?);
         }
+        for (index, block) in blocks.iter().enumerate().skip(self.placed.len()) {
+            before = self.key.chain(before, *block);
+            at = self.runs.place(at, before, blocks.len() - index - 1);
+            let Some(block) = at else {
+                self.drop_blocks((blocks.len() - index) as u64);
+                break;
+            };
+            self.placed.push(block);
+        }
+        Some(names)
     }
 
-    fn flush(&mut self, span: &mut Span) {
+    /// Names the `placed` blocks and holds them in the GPU tier. A loop of its own, with little in it: each block
+    /// costs a look into a large table, and the processor waits for several at a time where they stand close together.
+    fn locate(&mut self, names: &[EngineHash], copies: Copies) {
+        let placed = mem::take(&mut self.placed);
+        let lane = LaneId::new(Tier::Gpu, self.id);
+        let mut span = Span::default();
+        let mut reused = Vec::new();
+        for (name, block) in names.iter().zip(&placed) {
+            if span.to == block.offset() && span.run == block.run() {
+                span.to += 1;
+            } else {
+                self.flush(span);
+                span = Span { run: block.run(), from: block.offset(), to: block.offset() + 1, entries: 0 };
+            }
+            match self.slot.engine.insert(name.0, block.0) {
+                None => span.entries += 1,
+                Some(old) if old == block.0 => {
+                    if self.runs.holds(*block, lane) {
+                        self.add_copies(*name, Tier::Gpu, 1, copies);
+                    }
+                }
+                Some(old) => {
+                    span.entries += 1;
+                    reused.push((*name, BlockRef(old)));
+                }
+            }
+        }
+        self.flush(span);
+        // Not before all blocks are referred to: what only the old block kept may be what the new ones stand on.
+        for (name, old) in reused {
+            self.forget_reused(name, old);
+        }
+        self.placed = placed;
+    }
+
+    fn flush(&mut self, span: Span) {
         if span.to > span.from {
             self.runs.refer(span.run, span.entries);
             let lane = LaneId::new(Tier::Gpu, self.id);
@@ -191,7 +199,6 @@ impl Change<'_> {
             self.applied.stored += added;
             self.slot.blocks[Tier::Gpu.index()] += added;
         }
-        *span = Span::default();
     }
 
     /// Holds copies of one known block in a tier.
@@ -238,12 +245,11 @@ impl Change<'_> {
             open.push(*hash);
         }
         while let Some(parent) = open.pop() {
-            let Some(Place::Known(at, before)) = self.block(parent).map(|block| self.behind(block)) else {
-                continue;
-            };
+            let Some(at) = self.block(parent) else { continue };
+            let before = self.runs.hash(at);
             for (hash, waiting) in self.slot.waiting.take_behind(parent) {
                 let block = waiting.link.map_or(BlockHash::default(), |link| link.block);
-                let Some(found) = self.runs.place(at, self.key.chain(before, block), 0) else {
+                let Some(found) = self.runs.place(Some(at), self.key.chain(before, block), 0) else {
                     self.drop_blocks(1);
                     continue;
                 };
@@ -360,10 +366,6 @@ impl Change<'_> {
 
     pub(super) fn block(&self, hash: EngineHash) -> Option<BlockRef> {
         self.slot.engine.get(hash.0).map(BlockRef)
-    }
-
-    fn behind(&self, block: BlockRef) -> Place {
-        Place::Known(Some(block), self.runs.hash(block))
     }
 
     fn is_held(&self, hash: EngineHash, tier: Tier) -> bool {

@@ -45,6 +45,7 @@ use lanes::{LaneId, MAX_SLOTS};
 use room::Pass;
 use runs::{BlockRef, Runs};
 use slot::Slot;
+use std::mem;
 
 /// A lane's owner that is no rank: the slot is dead.
 const NO_RANK: u16 = u16::MAX;
@@ -110,6 +111,8 @@ pub struct Index {
     /// Whether the limit was close after the last event.
     nearly_full: bool,
     evicted: u64,
+    /// Memory for the blocks of one store, used again by each.
+    placed: Vec<BlockRef>,
 }
 
 impl Index {
@@ -131,6 +134,7 @@ impl Index {
             pass: None,
             nearly_full: false,
             evicted: 0,
+            placed: Vec::new(),
         }
     }
 
@@ -192,9 +196,11 @@ impl Index {
             now: self.clock.now(),
             limits,
             applied: Applied::default(),
+            placed: mem::take(&mut self.placed),
         };
         change.apply(event);
         let applied = change.applied;
+        self.placed = change.placed;
         slot.totals += applied;
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
         if !self.dead.is_empty() {
