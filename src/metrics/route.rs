@@ -96,6 +96,12 @@ impl SettleMetrics {
 pub struct PoolMetrics {
     /// Bytes of the pool's index.
     pub index_bytes: Gauge,
+    /// Pieces of prompts that were found in the cache of tokenized text.
+    pub token_cache_hits: Counter,
+    /// Pieces that had to be tokenized.
+    pub token_cache_misses: Counter,
+    /// Bytes of that cache.
+    pub token_cache_bytes: Gauge,
     /// 1 while no prompt ever matched although the replicas publish blocks.
     pub nothing_matches: Gauge,
     /// Bookings that outlived their lease.
@@ -150,6 +156,9 @@ impl PoolMetrics {
         let firsts = (0u16..).zip(ranks).filter(|(_, labels)| labels.rank == 0);
         Self {
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
+            token_cache_hits: counter!("kvspoa_token_cache_hits_total", "pool" => pool.to_owned()),
+            token_cache_misses: counter!("kvspoa_token_cache_misses_total", "pool" => pool.to_owned()),
+            token_cache_bytes: gauge!("kvspoa_token_cache_bytes", "pool" => pool.to_owned()),
             nothing_matches: gauge!("kvspoa_nothing_matches", "pool" => pool.to_owned()),
             expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
             not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),

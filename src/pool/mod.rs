@@ -97,6 +97,13 @@ impl Pool {
         };
         let count = pool.replicas.first().map_or(1, |replica| replica.ranks.len());
         let ranked = count > 1 && pool.replicas.iter().all(|replica| replica.ranks.len() == count);
+        if let Some(renderer) = model.native_renderer() {
+            tracing::warn!(
+                pool = pool.backend,
+                renderer,
+                "vLLM makes this model's prompts by code of its own, which is not done here: chats are routed by load alone"
+            );
+        }
         let ranks: Vec<Rank> = pool
             .replicas
             .iter()

@@ -45,6 +45,9 @@ pub enum PromptError {
     /// The model has no chat template.
     #[error("the model has no chat template")]
     NoTemplate,
+    /// The engine makes this model's prompts without the template, in a way that is not known here.
+    #[error("the engine renders this model by code of its own")]
+    NativeRenderer,
     /// The template refused the conversation (`raise_exception`), as it does in the engine.
     #[error("the chat template refuses the conversation")]
     TemplateRefused,
@@ -85,6 +88,7 @@ impl PromptError {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::NoTemplate => "no_template",
+            Self::NativeRenderer => "native_renderer",
             Self::TemplateRefused => "template_refused",
             Self::TemplateFailed { .. } => "template_failed",
             Self::UnlikePython => "unlike_python",

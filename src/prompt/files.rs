@@ -30,6 +30,48 @@ pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {
     Ok(sources)
 }
 
+/// Who makes prompts of a model for which vLLM 0.32 does not run the chat template.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct NativeRenderer {
+    pub(super) name: &'static str,
+    /// Plain text is tokenized in a way of its own as well.
+    pub(super) texts_too: bool,
+}
+
+/// Architectures with a tokenizer mode of their own (`ModelConfig.__post_init__`).
+const NATIVE: [(&str, &str); 8] = [
+    ("DeepseekV32ForCausalLM", "deepseek_v32"),
+    ("DeepseekV4ForCausalLM", "deepseek_v4"),
+    ("DeepseekV4ForConditionalGeneration", "deepseek_v4"),
+    ("DeepseekV41ForCausalLM", "deepseek_v41"),
+    ("KimiK3ForConditionalGeneration", "kimi_k3"),
+    ("MoonshotKimiaForCausalLM", "kimi_audio"),
+    ("InklingForCausalLM", "inkling"),
+    ("InklingForConditionalGeneration", "inkling"),
+];
+
+/// Recognises such models by `config.json`, and by the files of Mistral's own tokenizer.
+pub(super) fn native_renderer(dir: &Path) -> Result<Option<NativeRenderer>, ModelError> {
+    let config = object(&dir.join("config.json"))?;
+    if config.get("model_type").is_some_and(|kind| kind == "gpt_oss") {
+        return Ok(Some(NativeRenderer { name: "harmony", texts_too: false }));
+    }
+    let architectures = config.get("architectures").and_then(Value::as_array).into_iter().flatten();
+    let native = architectures
+        .filter_map(Value::as_str)
+        .find_map(|architecture| NATIVE.iter().find(|(known, _)| *known == architecture));
+    if let Some((_, name)) = native {
+        return Ok(Some(NativeRenderer { name, texts_too: !name.starts_with("deepseek") }));
+    }
+    let has_mistral_file = dir.join("tekken.json").exists()
+        || std::fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|entry| entry.file_name().to_string_lossy().starts_with("tokenizer.model.v"));
+    Ok(has_mistral_file.then_some(NativeRenderer { name: "mistral", texts_too: true }))
+}
+
 /// A `chat_template` is one template or a list of named ones.
 fn named_templates(sources: &mut Sources, value: Option<&Value>, path: &Path) -> Result<(), ModelError> {
     let invalid =
@@ -148,6 +190,19 @@ mod tests {
             ),
             ["boi_token=<i>", "bos_token=<s>", "x=<x>"]
         );
+    }
+
+    #[test]
+    fn models_that_vllm_renders_without_their_template_are_recognised() {
+        let name =
+            |files: &[_]| native_renderer(directory(files).path()).expect("files").map(|native| native.name);
+        let config = |text| ("config.json", text);
+        assert_eq!(name(&[config(r#"{"model_type": "gpt_oss"}"#)]), Some("harmony"));
+        assert_eq!(name(&[config(r#"{"architectures": ["DeepseekV32ForCausalLM"]}"#)]), Some("deepseek_v32"));
+        assert_eq!(name(&[config(r#"{"architectures": ["Qwen3ForCausalLM"]}"#)]), None);
+        assert_eq!(name(&[("tekken.json", "{}")]), Some("mistral"));
+        assert_eq!(name(&[("tokenizer.model.v3", "")]), Some("mistral"));
+        assert_eq!(name(&[]), None);
     }
 
     #[test]

@@ -7,20 +7,22 @@ mod error;
 mod files;
 mod messages;
 mod options;
+pub mod parity;
 mod template;
 mod tokenizer;
 
 pub use error::{ModelError, PromptError};
 pub use options::ModelOptions;
 pub use template::ContentFormat;
-pub use tokenizer::{CacheStats, TimeIsUp, Tokenize};
+pub use tokenizer::{CacheStats, TimeIsUp, Tokenize, Work};
 
 use crate::request::body::{Ask, Keep, PromptInput};
 use crate::request::conversation::{Conversation, Cut};
 use crate::units::TokenId;
+use files::NativeRenderer;
 use std::path::Path;
 use template::{Sources, Templates};
-use tokenizer::Tokenizer;
+use tokenizer::{Encoded, Tokenizer};
 
 /// What makes token ids of prompts: a model's chat templates, tokenizer and special tokens.
 #[derive(Debug)]
@@ -28,6 +30,7 @@ pub struct Model {
     name: String,
     templates: Templates,
     tokenizer: Tokenizer,
+    native: Option<NativeRenderer>,
 }
 
 impl Model {
@@ -52,7 +55,8 @@ impl Model {
         let tokenizer = Tokenizer::load(&files::read(&path)?, options.token_cache_bytes)
             .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
-        Self::assemble(name, dir, sources, options, tokenizer)
+        let model = Self::assemble(name, dir, sources, options, tokenizer)?;
+        Ok(Self { native: files::native_renderer(dir)?, ..model })
     }
 
     /// The tiny model that is compiled in, for the demo, the simulated replica and tests: a byte-level BPE of 2,048
@@ -84,13 +88,20 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let templates = Templates::compile(sources, options)
             .map_err(|error| ModelError::Template { path: dir.to_owned(), detail: error.to_string() })?;
-        Ok(Self { name, templates, tokenizer })
+        Ok(Self { name, templates, tokenizer, native: None })
     }
 
     /// The last part of the directory's path; `tiny` for the embedded model.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The renderer by which vLLM makes prompts of this model without its chat template, which is not done here: its
+    /// conversations are routed by load alone.
+    #[must_use]
+    pub fn native_renderer(&self) -> Option<&'static str> {
+        self.native.map(|native| native.name)
     }
 
     /// The form in which the chat template takes messages' content; `None` if there is no template.
@@ -110,6 +121,9 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
+        if self.native.is_some() {
+            return Err(PromptError::NativeRenderer);
+        }
         self.templates.render(conversation)
     }
 
@@ -122,15 +136,18 @@ impl Model {
     }
 
     fn tokenize_all(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
-        let (ids, is_whole) = match prompt {
+        let encoded = match prompt {
             PromptInput::Chat(conversation) => {
                 let text = self.render(conversation)?;
                 self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?
             }
             PromptInput::Text { text, add_special_tokens } => {
+                self.check_text()?;
                 self.tokenizer.encode_until(text, *add_special_tokens, time_is_up)?
             }
-            PromptInput::Tokens(tokens) => (tokens.clone(), true),
+            PromptInput::Tokens(tokens) => {
+                Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
+            }
             PromptInput::Several(prompts) => {
                 let none = Tokens { is_whole: true, ..Tokens::default() };
                 return prompts.iter().try_fold(none, |all, prompt| {
@@ -138,15 +155,17 @@ impl Model {
                     Ok(Tokens {
                         total: all.total + one.total,
                         is_whole: all.is_whole && one.is_whole,
+                        work: all.work + one.work,
                         ids: if one.ids.len() > all.ids.len() { one.ids } else { all.ids },
                     })
                 });
             }
         };
+        let Encoded { ids, is_whole, work } = encoded;
         match (ids.is_empty(), is_whole) {
             (true, true) => Err(PromptError::Empty),
             (true, false) => Err(PromptError::Late),
-            (false, _) => Ok(Tokens { total: ids.len(), ids, is_whole }),
+            (false, _) => Ok(Tokens { total: ids.len(), ids, is_whole, work }),
         }
     }
 
@@ -173,22 +192,36 @@ impl Model {
     }
 
     fn beginning(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
-        let ids = match prompt {
+        if self.native.is_some() && matches!(prompt, PromptInput::Chat(_)) {
+            return Err(PromptError::NativeRenderer);
+        }
+        let encoded = match prompt {
             PromptInput::Chat(conversation) => {
                 let cut = conversation.cut.unwrap_or(Cut::AfterMessage);
                 let text = self.templates.render_beginning(conversation, cut)?;
                 self.tokenizer.encode_beginning(&text, conversation.add_special_tokens, time_is_up)?
             }
             PromptInput::Text { text, add_special_tokens } => {
+                self.check_text()?;
                 self.tokenizer.encode_beginning(text, *add_special_tokens, time_is_up)?
             }
-            PromptInput::Tokens(tokens) => tokens.clone(),
+            PromptInput::Tokens(tokens) => {
+                Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
+            }
             PromptInput::Several(_) => return Err(PromptError::NothingKnown),
         };
+        let Encoded { ids, work, .. } = encoded;
         if ids.is_empty() {
             return Err(PromptError::NothingKnown);
         }
-        Ok(Tokens { total: ids.len(), ids, is_whole: false })
+        Ok(Tokens { total: ids.len(), ids, is_whole: false, work })
+    }
+
+    fn check_text(&self) -> Result<(), PromptError> {
+        match self.native {
+            Some(NativeRenderer { texts_too: true, .. }) => Err(PromptError::NativeRenderer),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -201,6 +234,8 @@ pub struct Tokens {
     pub total: usize,
     /// Whether these are all, and not only the first ones.
     pub is_whole: bool,
+    /// What was done for them.
+    pub work: Work,
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use super::Reason;
 use crate::{
     pool::{Pool, Rank, RankState, Servers, Stream},
+    prompt::Work,
     select::Choice,
     spop::{Actions, Scope},
     units::{RankId, TokenId},
@@ -63,6 +64,10 @@ pub enum Known {
 pub struct Stages {
     /// Parsing, rendering and tokenizing, with the wait for a thread.
     pub prompt: Duration,
+    /// Of this, parsing the body.
+    pub parse: Duration,
+    /// Of this, rendering and tokenizing.
+    pub tokenize: Duration,
     /// Hashing the tokens and looking them up.
     pub lookup: Duration,
     /// Scoring and booking.
@@ -82,6 +87,8 @@ pub struct Decision {
     pub pool: Option<Arc<Pool>>,
     /// The prompt's tokens, where they are known.
     pub tokens: Option<Vec<TokenId>>,
+    /// What was done to make them.
+    pub work: Work,
     /// The candidates as they were scored; `None`: it did not come to that.
     pub choice: Option<Choice>,
     /// The rank chosen.
@@ -114,6 +121,7 @@ impl Decision {
             state: State::LoadOnly,
             pool,
             tokens: None,
+            work: Work::default(),
             choice: None,
             chosen: None,
             streams: Vec::new(),
@@ -153,6 +161,7 @@ impl Decision {
             state: State::of(tokens.as_ref().ok().map(|(_, known)| *known), &streams),
             pool: Some(Arc::clone(pool)),
             tokens: tokens.ok().map(|(tokens, _)| tokens),
+            work: Work::default(),
             choice: Some(choice),
             chosen,
             streams,

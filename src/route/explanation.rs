@@ -13,6 +13,11 @@ use serde::Serialize;
 pub struct Explanation {
     /// Tokens of the prompt as the engine counts them; null where they are not known.
     prompt_tokens: Option<usize>,
+    /// Length of the rendered text.
+    text_bytes: usize,
+    /// Pieces of the text between added tokens, and how many of them were tokenized before.
+    pieces: usize,
+    reused_pieces: usize,
     /// Tokens per block on the chosen replica.
     block_size: Option<u32>,
     /// exact, degraded or load_only.
@@ -38,8 +43,12 @@ pub struct Explanation {
 
 #[derive(Debug, Serialize)]
 struct Micros {
-    /// Parsing, rendering and tokenizing.
+    /// Parsing, rendering and tokenizing, with the wait for a thread.
     prompt: u64,
+    /// Of this, parsing the body.
+    parse: u64,
+    /// Of this, rendering and tokenizing.
+    tokenize: u64,
     /// Hashing and index.
     lookup: u64,
     /// Scoring.
@@ -112,6 +121,9 @@ impl Decision {
         let ids = |tokens: &Vec<_>| tokens.iter().map(|token: &crate::units::TokenId| token.0).collect();
         Explanation {
             prompt_tokens: self.tokens.as_ref().map(Vec::len),
+            text_bytes: self.work.text_bytes,
+            pieces: self.work.pieces,
+            reused_pieces: self.work.reused_pieces,
             block_size: chosen_size.or_else(|| known.next()).map(|(_, size)| size),
             state: self.state,
             reason: self.reason.as_str(),
@@ -122,6 +134,8 @@ impl Decision {
             replicas,
             micros: Micros {
                 prompt: self.stages.prompt.as_micros() as u64,
+                parse: self.stages.parse.as_micros() as u64,
+                tokenize: self.stages.tokenize.as_micros() as u64,
                 lookup: self.stages.lookup.as_micros() as u64,
                 choice: self.stages.choice.as_micros() as u64,
             },

@@ -16,6 +16,7 @@ pub use workers::{NotDone, Workers};
 use crate::{
     metrics::{PoolMetrics, RouteMetrics},
     pool::{FeedFault, Pool, RankState},
+    prompt::Work,
     replica::ServerState,
     request::{Endpoint, RoutingRequest, body, partial},
     select::Ask,
@@ -62,6 +63,9 @@ struct Prompt {
     /// What the choice and its booking count with: the tokens of all prompts of the request.
     total: usize,
     known: Known,
+    work: Work,
+    parse: Duration,
+    tokenize: Duration,
     cache_salt: Option<String>,
     model: Option<String>,
 }
@@ -167,7 +171,7 @@ impl Router {
             let best = choice.terms.iter().map(|terms| terms.confirmed.tokens()).max().unwrap_or(0);
             pool.matching.see(tokens.len(), best);
         }
-        let Stages { prompt, lookup, choice, total } = decision.stages;
+        let Stages { prompt, lookup, choice, total, .. } = decision.stages;
         self.metrics.times(total, prompt, lookup, choice);
     }
 
@@ -229,11 +233,13 @@ struct Preparing {
 
 impl Preparing {
     fn run(&self) -> Result<Prompt, Reason> {
+        let started = Instant::now();
         let ask = if self.is_complete {
             body::parse(self.endpoint, &self.body)?
         } else {
             partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?
         };
+        let parsed = Instant::now();
         let tokens = self.pool.model.tokens(&ask, &|| Instant::now() >= self.until)?;
         let known = match (tokens.is_whole, ask.identity_is_known) {
             (true, _) => Known::Whole,
@@ -241,7 +247,16 @@ impl Preparing {
             (false, false) => Known::Unsure,
         };
         let total = if tokens.is_whole { tokens.total } else { self.estimate(tokens.total) };
-        Ok(Prompt { total, known, tokens: tokens.ids, cache_salt: ask.cache_salt, model: ask.model })
+        Ok(Prompt {
+            tokens: tokens.ids,
+            total,
+            known,
+            work: tokens.work,
+            parse: parsed - started,
+            tokenize: parsed.elapsed(),
+            cache_salt: ask.cache_salt,
+            model: ask.model,
+        })
     }
 
     /// The tokens of the whole prompt, by those that are known of it.
@@ -296,9 +311,15 @@ fn choose(
             scheduler.choose(&ask, &found.candidates, looked_up)
         }
     };
+    let made = prompt.as_ref().ok().map(|prompt| (prompt.work, prompt.parse, prompt.tokenize));
     let mut decision =
         Decision::chosen(pool, prompt.map(|prompt| (prompt.tokens, prompt.known)), choice, found.streams);
     decision.servers = found.servers;
+    if let Some((work, parse, tokenize)) = made {
+        decision.work = work;
+        decision.stages.parse = parse;
+        decision.stages.tokenize = tokenize;
+    }
     decision.stages.lookup = looked_up - started;
     decision.stages.choice = looked_up.elapsed();
     decision

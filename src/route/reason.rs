@@ -77,6 +77,8 @@ reasons! {
     UnknownEndpoint = "unknown_endpoint", LoadOnly;
     /// The model has no chat template.
     NoTemplate = "no_template", LoadOnly;
+    /// vLLM makes this model's prompts by code of its own, which is not done here (gpt-oss, Mistral, DeepSeek 3.2, …).
+    NativeRenderer = "native_renderer", LoadOnly;
     /// The chat template refused the conversation, as it will in the engine.
     TemplateRefused = "template_refused", LoadOnly;
     /// The chat template broke or did too much work.
@@ -128,6 +130,7 @@ impl From<PromptError> for Reason {
     fn from(error: PromptError) -> Self {
         match error {
             PromptError::NoTemplate => Self::NoTemplate,
+            PromptError::NativeRenderer => Self::NativeRenderer,
             PromptError::TemplateRefused | PromptError::NothingToContinue => Self::TemplateRefused,
             PromptError::TemplateFailed { .. } | PromptError::UnlikePython | PromptError::TooLarge => {
                 Self::TemplateFailed

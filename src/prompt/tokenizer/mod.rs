@@ -64,7 +64,7 @@ impl Tokenizer {
     /// The ids of a whole text.
     #[cfg(test)]
     fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
-        self.encode_until(text, add_special_tokens, &|| false).map(|(ids, _)| ids)
+        self.encode_until(text, add_special_tokens, &|| false).map(|encoded| encoded.ids)
     }
 
     /// The ids of a text, and whether these are all: between two pieces the work ends if `time_is_up`.
@@ -73,7 +73,7 @@ impl Tokenizer {
         text: &str,
         add_special_tokens: bool,
         time_is_up: TimeIsUp<'_>,
-    ) -> Result<(Vec<TokenId>, bool), PromptError> {
+    ) -> Result<Encoded, PromptError> {
         // Most tokens have three to five bytes.
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         let around = match &self.around {
@@ -82,9 +82,10 @@ impl Tokenizer {
             None => return Err(PromptError::Tokenizer),
         };
         ids.extend(around.iter().flat_map(|(before, _)| before));
-        let is_whole = self.encode_text(text, &mut ids, time_is_up)?;
+        let mut work = Work { text_bytes: text.len(), ..Work::default() };
+        let is_whole = self.encode_text(text, &mut ids, &mut work, time_is_up)?;
         ids.extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
-        Ok((ids, is_whole))
+        Ok(Encoded { ids, is_whole, work })
     }
 
     /// The ids of a text that may go on: those that no more of it would change.
@@ -96,21 +97,23 @@ impl Tokenizer {
         text: &str,
         add_special_tokens: bool,
         time_is_up: TimeIsUp<'_>,
-    ) -> Result<Vec<TokenId>, PromptError> {
+    ) -> Result<Encoded, PromptError> {
         let text = &text[..end_of_last_word(text)];
-        let (mut ids, is_whole) = self.encode_until(text, add_special_tokens, time_is_up)?;
-        if is_whole {
+        let mut encoded = self.encode_until(text, add_special_tokens, time_is_up)?;
+        if encoded.is_whole {
             let after =
-                if add_special_tokens { self.around.as_ref().map_or(0, |(_, after)| after.len()) } else { 0 };
-            ids.truncate(ids.len().saturating_sub(after + UNCERTAIN_TOKENS));
+                self.around.as_ref().filter(|_| add_special_tokens).map_or(0, |(_, after)| after.len());
+            let certain = encoded.ids.len().saturating_sub(after + UNCERTAIN_TOKENS);
+            encoded.ids.truncate(certain);
         }
-        Ok(ids)
+        Ok(encoded)
     }
 
     fn encode_text(
         &self,
         text: &str,
         ids: &mut Vec<TokenId>,
+        work: &mut Work,
         time_is_up: TimeIsUp<'_>,
     ) -> Result<bool, PromptError> {
         let Some(cached) = &self.cached else { return self.backend.encode(text, ids).map(|()| true) };
@@ -120,10 +123,15 @@ impl Tokenizer {
                 Ok(())
             }
             Piece::Text(_) if time_is_up() => Err(Halt::TimeIsUp),
-            Piece::Text(piece) => cached
-                .segments
-                .encode(piece, ids, |ids| self.backend.encode(piece, ids))
-                .map_err(Halt::Failed),
+            Piece::Text(piece) => {
+                work.pieces += 1;
+                work.reused_pieces += 1;
+                let encode = |ids: &mut Vec<TokenId>| {
+                    work.reused_pieces -= 1;
+                    self.backend.encode(piece, ids)
+                };
+                cached.segments.encode(piece, ids, encode).map_err(Halt::Failed)
+            }
         });
         match result {
             Ok(()) => Ok(true),
@@ -135,6 +143,38 @@ impl Tokenizer {
     /// What the cache holds; `None` if there is none.
     pub(super) fn cache_stats(&self) -> Option<CacheStats> {
         self.cached.as_ref().map(|cached| cached.segments.stats())
+    }
+}
+
+/// A text in tokens.
+#[derive(Debug)]
+pub(super) struct Encoded {
+    pub(super) ids: Vec<TokenId>,
+    /// Whether these are all.
+    pub(super) is_whole: bool,
+    pub(super) work: Work,
+}
+
+/// What it took to tokenize a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Work {
+    /// The length of the rendered text.
+    pub text_bytes: usize,
+    /// The pieces of text between added tokens.
+    pub pieces: usize,
+    /// How many of them were tokenized before.
+    pub reused_pieces: usize,
+}
+
+impl std::ops::Add for Work {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            text_bytes: self.text_bytes + other.text_bytes,
+            pieces: self.pieces + other.pieces,
+            reused_pieces: self.reused_pieces + other.reused_pieces,
+        }
     }
 }
 
