@@ -235,7 +235,7 @@ fn each_data_parallel_rank_has_blocks_of_its_own_and_is_named_to_the_engine() {
         let runtime = Runtime::new().expect("a runtime");
         let mut args = replica_args(&["--ranks", "2"]);
         // Ports of their own for both ranks: a range that the system gives to nobody.
-        let first = 20_000 + (free_port() % 1000) * 4;
+        let first = 30_000 + (free_port() % 500) * 4;
         args.events = format!("tcp://127.0.0.1:{first}");
         args.replay = format!("tcp://127.0.0.1:{}", first + 2);
         let replica = runtime.block_on(Replica::start(&args)).expect("a replica");

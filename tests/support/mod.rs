@@ -10,7 +10,8 @@ pub(crate) mod origin;
 pub(crate) mod road;
 pub(crate) mod site;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a condition may take on a busy machine before the test fails.
@@ -29,10 +30,18 @@ pub(crate) fn eventually<T>(what: &str, mut probe: impl FnMut() -> Option<T>) ->
     }
 }
 
-/// A port of 127.0.0.1 that was free a moment ago.
+/// A free port of 127.0.0.1, for TCP and UDP, that no other call of this process gets. It lies below the ports that the
+/// system gives to outgoing connections (32768 and up on Linux), so nothing takes it until it is used.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("an address").port()
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let at = std::process::id().wrapping_mul(97).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (at % 20_000) as u16;
+        let local = ("127.0.0.1", port);
+        if TcpListener::bind(local).is_ok() && UdpSocket::bind(local).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// An address where nobody listens.
