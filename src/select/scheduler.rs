@@ -37,6 +37,14 @@ pub struct Scheduler {
 /// Ends that are remembered for a choice that comes after them: more than end in the time that a decision may take.
 const EARLY_ENDS: usize = 8192;
 
+/// What one request adds to the memory of recent work at most, in tokens: a step's worth. Uncapped, one huge prompt would
+/// keep a rank unattractive for as long as the memory takes to fade, though it has long been idle again.
+const RECENT_TOKENS_MAX: u32 = 2048;
+
+fn recent_tokens(uncached_tokens: u32) -> f64 {
+    uncached_tokens.min(RECENT_TOKENS_MAX).into()
+}
+
 /// What is kept of one rank.
 #[derive(Debug)]
 pub(super) struct RankState {
@@ -238,7 +246,7 @@ impl Scheduler {
         }
         let Some((from, booking, prefilled)) = self.take_out(id) else { return false };
         if let Some(state) = self.ranks.get_mut(&from).filter(|_| !prefilled) {
-            state.recent.add(-f64::from(booking.uncached_tokens), now, self.config.recent_half_life);
+            state.recent.add(-recent_tokens(booking.uncached_tokens), now, self.config.recent_half_life);
         }
         let ask = Ask { id, prompt: booking.prompt, session: booking.session };
         let terms = self.weigh(&ask, std::slice::from_ref(target), now);
@@ -364,7 +372,7 @@ impl Scheduler {
         self.means.context_tokens.update(ask.prompt.tokens().into());
         if let Some(state) = self.ranks.get_mut(&candidate.rank) {
             state.turns += terms.scarcity;
-            state.recent.add(terms.uncached_tokens.into(), now, self.config.recent_half_life);
+            state.recent.add(recent_tokens(terms.uncached_tokens), now, self.config.recent_half_life);
         }
         if self.owners.len() >= self.config.max_bookings
             || self.booked_hashes + ask.prompt.hashes() > self.config.max_booked_hashes

@@ -67,6 +67,15 @@ fn a_conversation_alone_in_the_pool_stays_in_its_cache_however_short_it_is() {
 }
 
 #[test]
+fn one_huge_prompt_does_not_keep_short_ones_away_for_long() {
+    let mut pool = Pool::new(2, Policy::default());
+    let huge = pool.serve(&prompt(&[(1, 400_000)]), None);
+    pool.now += Duration::from_secs(20 * 60);
+    let chosen: Vec<_> = (0..40).map(|at| pool.serve(&prompt(&[(at + 2, 200)]), None)).collect();
+    assert!(chosen.iter().filter(|rank| **rank == huge).count() >= 10, "{:?}", shares(&chosen, 2));
+}
+
+#[test]
 fn a_request_that_ended_before_its_choice_is_not_booked() {
     let mut pool = Pool::new(2, Policy::default());
     let ask = pool.ask(&prompt(&[(1, 100)]), None);
