@@ -124,6 +124,7 @@ impl Lane {
     }
 
     /// Blocks held.
+    #[cfg(debug_assertions)]
     pub(super) fn count(&self, pool: &Bitmaps) -> usize {
         self.depth()
             + pool.get(self.holes).map_or(0, |bits| bits.iter().map(|w| w.count_ones() as usize).sum())
