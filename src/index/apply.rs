@@ -16,7 +16,7 @@ use crate::units::{BlockHash, EngineHash, Tier};
 use std::{iter, mem};
 
 /// Limits of one rank's tables.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Limits {
     pub(super) waiting: usize,
     pub(super) ghosts: usize,
@@ -56,6 +56,13 @@ enum Copies {
     Announce,
 }
 
+impl<'a> Change<'a> {
+    pub(super) fn new(runs: &'a mut Runs, slot: &'a mut Slot, id: u16, key: &'a HashKey) -> Self {
+        let (now, limits, applied, placed) = (0, Limits::default(), Applied::default(), Vec::new());
+        Self { runs, slot, id, key, now, limits, applied, placed }
+    }
+}
+
 impl Change<'_> {
     pub(super) fn apply(&mut self, event: &KvEvent<'_>) {
         match event {
@@ -76,8 +83,8 @@ impl Change<'_> {
             let size = u32::try_from(count).unwrap_or(u32::MAX);
             self.slot.cpu_chunk = greatest_common_divisor(self.slot.cpu_chunk, size);
         }
-        if stored.tier != Tier::Gpu && self.slot.doubt.is_refuted_by(stored) {
-            self.drop_unconfirmed(stored.tier);
+        if self.slot.doubt.is_refuted_by(stored) {
+            self.refute(stored);
         }
         if stored.tier != Tier::Gpu || stored.block_hashes.is_empty() {
             for hash in stored.engine_hashes {

@@ -7,13 +7,19 @@
 //! - It stores a chunk anew that the tier would still hold: the tier was emptied, and all of them are gone.
 //! - It evicts one of them: the tier was kept.
 //! - It computes or loads a prompt over them and does not store them anew: the tier was kept.
+//!
+//! What a clear or such a proof does to each of a rank's blocks is done in slices, so that no reader waits for the
+//! whole of it.
 
+use super::Index;
 use super::apply::Change;
 use super::lanes::LaneId;
-use super::runs::BlockRef;
+use super::map::SHARDS;
 use crate::events::Stored;
-use crate::units::{EngineHash, Tier};
+use crate::units::{EngineHash, RankId, Tier};
 use hashbrown::HashSet;
+use hashbrown::hash_set::IntoIter;
+use std::mem;
 
 /// Tiers that a GPU reset may leave in place.
 const LOWER_TIERS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
@@ -22,46 +28,61 @@ const LOWER_TIERS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
 /// batch later, or some more when the copies are slow.
 const COPY_BATCHES: u32 = 32;
 
+/// Blocks of one slice: some ten microseconds.
+const SLICE: usize = 256;
+
 /// The unconfirmed blocks of one rank.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
-    blocks: HashSet<(EngineHash, Tier)>,
+    /// By lower tier.
+    blocks: [HashSet<EngineHash>; LOWER_TIERS.len()],
     /// Batches since a prompt went over unconfirmed blocks of the CPU tier.
     tested: Option<u32>,
+    unfinished: Option<Unfinished>,
+}
+
+/// What is left to do for one rank.
+#[derive(Debug)]
+enum Unfinished {
+    /// Of a clear: the blocks of these names, and of all names from this sub-table on.
+    Clear { names: Vec<EngineHash>, shard: usize },
+    /// Of the proof that a lower tier was emptied: the blocks to drop from it.
+    Drop { names: IntoIter<EngineHash>, tier: Tier },
 }
 
 impl Doubt {
     /// A set's element at the lowest fill.
-    const BLOCK_BYTES: usize = 40;
+    const BLOCK_BYTES: usize = 24;
 
     pub(super) fn blocks(&self) -> u64 {
-        self.blocks.len() as u64
+        self.blocks.iter().map(HashSet::len).sum::<usize>() as u64
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.blocks.len() * Self::BLOCK_BYTES
+        self.blocks() as usize * Self::BLOCK_BYTES
     }
 
     /// Whether the store of a lower tier shows that the tier was emptied: an engine does not store what it holds. All
     /// of its blocks must be in doubt: chunks of two prompts may share their first blocks.
     pub(super) fn is_refuted_by(&self, stored: &Stored<'_>) -> bool {
-        !self.blocks.is_empty()
-            && stored.engine_hashes.iter().all(|hash| self.blocks.contains(&(*hash, stored.tier)))
+        self.of(stored.tier).is_some_and(|blocks| {
+            !blocks.is_empty() && stored.engine_hashes.iter().all(|hash| blocks.contains(hash))
+        })
     }
 
     pub(super) fn see_removal(&mut self, hash: EngineHash, tier: Tier) {
-        if self.blocks.contains(&(hash, tier)) {
-            self.confirm(tier);
+        if self.of(tier).is_some_and(|blocks| blocks.contains(&hash)) {
+            self.settle(tier);
         }
     }
 
     /// Only whole chunks are stored, so only over a whole chunk does it say something that none is.
     pub(super) fn see_gpu_store(&mut self, stored: &Stored<'_>, cpu_chunk: u32) {
-        if self.blocks.is_empty() || self.tested.is_some() {
+        let Some(blocks) = self.of(Tier::Cpu).filter(|blocks| !blocks.is_empty()) else { return };
+        if self.tested.is_some() {
             return;
         }
-        let in_doubt = |hash: &&EngineHash| self.blocks.contains(&(**hash, Tier::Cpu));
-        let count = stored.engine_hashes.iter().filter(in_doubt).count();
+        let count = stored.engine_hashes.iter().filter(|hash| blocks.contains(*hash)).count();
         if count >= (2 * cpu_chunk.max(1) - 1) as usize {
             self.tested = Some(0);
         }
@@ -71,68 +92,129 @@ impl Doubt {
         let Some(batches) = &mut self.tested else { return };
         *batches += 1;
         if *batches > COPY_BATCHES {
-            self.confirm(Tier::Cpu);
+            self.settle(Tier::Cpu);
         }
     }
 
     /// The name means another block now.
     pub(super) fn forget(&mut self, hash: EngineHash, tier: Tier) {
-        self.blocks.remove(&(hash, tier));
+        if let Some(blocks) = self.of_mut(tier) {
+            blocks.remove(&hash);
+        }
     }
 
-    fn confirm(&mut self, tier: Tier) {
-        self.blocks.retain(|(_, other)| *other != tier);
+    /// The blocks of a tier are no longer in doubt; returns which they were.
+    fn settle(&mut self, tier: Tier) -> HashSet<EngineHash> {
         self.tested = None;
+        self.of_mut(tier).map(mem::take).unwrap_or_default()
+    }
+
+    fn of(&self, tier: Tier) -> Option<&HashSet<EngineHash>> {
+        self.blocks.get(tier.index().checked_sub(1)?)
+    }
+
+    fn of_mut(&mut self, tier: Tier) -> Option<&mut HashSet<EngineHash>> {
+        self.blocks.get_mut(tier.index().checked_sub(1)?)
+    }
+}
+
+impl Index {
+    /// Does a slice of what the last event of a rank left to do, see [`Index::begin`]. Returns whether more is left.
+    pub fn go_on(&mut self, rank: RankId) -> bool {
+        let Some(id) = self.slot_of(rank) else { return false };
+        let Some(slot) = &mut self.slots[usize::from(id)] else { return false };
+        if slot.doubt.unfinished.is_none() {
+            return false;
+        }
+        let before = slot.bytes();
+        let mut change = Change::new(&mut self.runs, slot, id, &self.key);
+        let more = change.go_on();
+        self.slot_bytes = self.slot_bytes + slot.bytes() - before;
+        more
     }
 }
 
 impl Change<'_> {
-    /// Empties the GPU tier and puts the lower ones in doubt. Takes time that grows with the rank's blocks.
+    /// Begins to empty the GPU tier and to put the lower ones in doubt.
     pub(super) fn clear_gpu(&mut self) {
         self.applied.cleared += 1;
         self.slot.ghosts.clear();
         self.slot.copies.retain(|(_, tier), _| *tier != Tier::Gpu);
-        self.slot.waiting.clear_tier(Tier::Gpu);
+        let names = self.slot.waiting.names().collect();
         self.slot.doubt = Doubt::default();
-        let entries: Vec<(EngineHash, BlockRef)> =
-            self.slot.engine.iter().map(|entry| (EngineHash(entry.key()), BlockRef(entry.value()))).collect();
-        for (hash, block) in entries {
-            self.release(block, Tier::Gpu);
-            for tier in LOWER_TIERS {
-                if self.runs.holds(block, LaneId::new(tier, self.id)) {
-                    self.slot.doubt.blocks.insert((hash, tier));
+        for (blocks, tier) in self.slot.doubt.blocks.iter_mut().zip(LOWER_TIERS) {
+            // Not to grow, which moves all, in a slice.
+            blocks.reserve(self.slot.blocks[tier.index()] as usize);
+        }
+        self.slot.doubt.unfinished = Some(Unfinished::Clear { names, shard: 0 });
+    }
+
+    /// A store shows that its tier was emptied by the last clear: of what was in doubt only the store's blocks are there.
+    pub(super) fn refute(&mut self, stored: &Stored<'_>) {
+        let mut gone = self.slot.doubt.settle(stored.tier);
+        for hash in stored.engine_hashes {
+            if gone.remove(hash) {
+                self.drop_from(*hash, stored.tier);
+            }
+        }
+        self.slot.doubt.unfinished = Some(Unfinished::Drop { names: gone.into_iter(), tier: stored.tier });
+    }
+
+    fn go_on(&mut self) -> bool {
+        let more = match self.slot.doubt.unfinished.take() {
+            None => None,
+            Some(Unfinished::Clear { mut names, shard }) => {
+                for hash in names.drain(names.len().saturating_sub(SLICE)..) {
+                    self.clear_block(hash);
+                }
+                if !names.is_empty() {
+                    Some(Unfinished::Clear { names, shard })
+                } else if shard < SHARDS {
+                    let entries = self.slot.engine.shard(shard).iter();
+                    names.extend(entries.map(|entry| EngineHash(entry.key())));
+                    Some(Unfinished::Clear { names, shard: shard + 1 })
+                } else {
+                    None
                 }
             }
-            if !self.runs.holds_any(block, self.id) {
-                self.forget(hash, block);
+            Some(Unfinished::Drop { mut names, tier }) => {
+                for hash in names.by_ref().take(SLICE) {
+                    self.drop_from(hash, tier);
+                }
+                (names.len() > 0).then_some(Unfinished::Drop { names, tier })
             }
-        }
-        for tier in LOWER_TIERS {
-            self.slot.doubt.blocks.extend(self.slot.waiting.in_tier(tier).map(|hash| (hash, tier)));
-        }
+        };
+        self.slot.doubt.unfinished = more;
+        self.slot.doubt.unfinished.is_some()
     }
 
-    /// The tier was emptied by the last clear.
-    pub(super) fn drop_unconfirmed(&mut self, tier: Tier) {
-        let mut doubt = std::mem::take(&mut self.slot.doubt);
-        for (hash, _) in doubt.blocks.iter().filter(|(_, other)| *other == tier) {
-            self.slot.copies.remove(&(*hash, tier));
-            let Some(block) = self.block(*hash) else {
-                while self.slot.waiting.remove(*hash, tier) {}
-                continue;
-            };
-            self.release(block, tier);
-            if !self.runs.holds_any(block, self.id) {
-                self.forget(*hash, block);
+    /// Takes a block out of the GPU tier; where a lower tier holds it, it is in doubt there.
+    fn clear_block(&mut self, hash: EngineHash) {
+        let block = self.block(hash);
+        let held = LOWER_TIERS.map(|tier| match block {
+            Some(block) => self.runs.holds(block, LaneId::new(tier, self.id)),
+            None => self.slot.waiting.holds(hash, tier),
+        });
+        for (blocks, held) in self.slot.doubt.blocks.iter_mut().zip(held) {
+            if held {
+                blocks.insert(hash);
             }
         }
-        doubt.confirm(tier);
-        self.slot.doubt = doubt;
+        self.drop_from(hash, Tier::Gpu);
     }
 
-    fn release(&mut self, block: BlockRef, tier: Tier) {
+    /// Takes all copies of a block out of a tier.
+    fn drop_from(&mut self, hash: EngineHash, tier: Tier) {
+        self.slot.copies.remove(&(hash, tier));
+        let Some(block) = self.block(hash) else {
+            while self.slot.waiting.remove(hash, tier) {}
+            return;
+        };
         if self.runs.release(block, LaneId::new(tier, self.id)) {
             self.slot.blocks[tier.index()] -= 1;
+        }
+        if !self.runs.holds_any(block, self.id) {
+            self.forget(hash, block);
         }
     }
 }

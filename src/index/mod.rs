@@ -176,6 +176,14 @@ impl Index {
 
     /// Applies one KV event of a rank.
     pub fn apply(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
+        let applied = self.begin(rank, event);
+        while self.go_on(rank) {}
+        applied
+    }
+
+    /// Applies one KV event of a rank as far as that takes no time that grows with what the rank holds. It is applied in
+    /// full once [`Index::go_on`] has returned false, which must be before the next event of the rank.
+    pub fn begin(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
         let Some(id) = self.slot_of(rank) else {
             return Applied { malformed: 1, ..Applied::default() };
         };
@@ -189,14 +197,10 @@ impl Index {
         let waiting = if self.nearly_full { 0 } else { self.config.max_waiting_blocks };
         let limits = Limits { waiting, ghosts: self.config.max_ghost_blocks };
         let mut change = Change {
-            runs: &mut self.runs,
-            slot,
-            id,
-            key: &self.key,
             now: self.clock.now(),
             limits,
-            applied: Applied::default(),
             placed: mem::take(&mut self.placed),
+            ..Change::new(&mut self.runs, slot, id, &self.key)
         };
         change.apply(event);
         let applied = change.applied;

@@ -52,11 +52,7 @@ impl Scene {
     }
 
     fn store_names(&mut self, rank: RankId, tier: Tier, names: &[EngineHash]) -> Applied {
-        let root = self.key.plain_root();
-        self.apply(
-            rank,
-            KvEvent::Stored(Stored { tier, parent: None, root, engine_hashes: names, block_hashes: &[] }),
-        )
+        self.apply(rank, by_name(tier, names))
     }
 
     fn remove(&mut self, rank: RankId, tier: Tier, chain: u32, at: u32) -> Applied {
@@ -81,6 +77,12 @@ impl Scene {
     fn gpu(&self, rank: RankId, chain: u32, len: u32) -> u32 {
         self.overlap(rank, chain, len).0
     }
+}
+
+/// A store without tokens.
+fn by_name(tier: Tier, names: &[EngineHash]) -> KvEvent<'_> {
+    let root = SequenceHash(0);
+    KvEvent::Stored(Stored { tier, parent: None, root, engine_hashes: names, block_hashes: &[] })
 }
 
 fn name(chain: u32, at: u32) -> EngineHash {
@@ -433,6 +435,37 @@ fn cleared_with_a_cpu_tier() -> Scene {
     assert_eq!(t.overlap(R0, 1, 3), (0, 2, 0));
     assert_eq!(t.index.rank_stats(R0).unwrap().unconfirmed, 2);
     t
+}
+
+#[test]
+fn a_clear_of_a_rank_with_lower_tiers_is_done_in_slices() {
+    let mut t = Scene::new();
+    t.store(R0, Tier::Gpu, 1, 0, 20_000);
+    for at in 0..5000 {
+        t.index.apply(R0, &by_name(Tier::Cpu, &[name(1, at)]));
+    }
+    t.store_names(R0, Tier::Cpu, &[name(2, 0)]);
+    t.index.begin(R0, &KvEvent::Cleared);
+    let mut slices = 0;
+    while t.index.go_on(R0) {
+        slices += 1;
+        if slices % 10 == 0 {
+            t.index.check_invariants();
+        }
+    }
+    assert!(slices > 64, "{slices}");
+    t.index.check_invariants();
+    assert_eq!(t.overlap(R0, 1, 20_000), (0, 5000, 0));
+    assert_eq!(t.index.rank_stats(R0).unwrap().unconfirmed, 5001, "one waits for its place");
+    // What shows that the tier was emptied drops its blocks in slices too.
+    t.index.begin(R0, &by_name(Tier::Cpu, &[name(1, 7)]));
+    let mut slices = 0;
+    while t.index.go_on(R0) {
+        slices += 1;
+    }
+    assert!(slices > 10, "{slices}");
+    let stats = t.index.rank_stats(R0).unwrap();
+    assert_eq!((stats.blocks, stats.waiting, stats.unconfirmed), ([0, 0, 0], 1, 0));
 }
 
 #[test]

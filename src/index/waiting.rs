@@ -86,24 +86,9 @@ impl Waiting {
         true
     }
 
-    /// Takes all copies in one tier away.
-    pub(super) fn clear_tier(&mut self, tier: Tier) {
-        let mut gone = Vec::new();
-        for (hash, block) in &mut self.blocks {
-            block.copies[tier.index()] = 0;
-            if block.copies == [0; 3] {
-                gone.push(*hash);
-            }
-        }
-        for hash in gone {
-            self.take(hash);
-        }
-    }
-
-    /// Every block with a copy in this tier.
-    pub(super) fn in_tier(&self, tier: Tier) -> impl Iterator<Item = EngineHash> {
-        let held = self.blocks.iter().filter(move |(_, block)| block.copies[tier.index()] > 0);
-        held.map(|(hash, _)| *hash)
+    /// The names of all waiting blocks.
+    pub(super) fn names(&self) -> impl Iterator<Item = EngineHash> {
+        self.blocks.keys().copied()
     }
 
     /// Takes a block out.

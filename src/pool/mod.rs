@@ -1,7 +1,7 @@
 //! A pool at work: its model, its ranks, what their caches hold and what is booked on them.
 //!
 //! Two locks, never nested the other way round: `scheduler` may be held while `caches` is read. Neither is held
-//! across an await, and a writer of `caches` holds it for one batch of events. What polls tell of servers and
+//! across an await, and a writer of `caches` holds it for some events at a time. What polls tell of servers and
 //! engines is swapped in whole and read without a lock.
 
 mod adapters;

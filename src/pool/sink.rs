@@ -1,6 +1,6 @@
 //! What the KV events do to a pool: the index follows them, and bookings see their prefill advance.
 
-use super::Pool;
+use super::{CacheView, Pool};
 use crate::{
     events::{Batch, FeedState, ResetReason, Sink},
     units::RankId,
@@ -65,7 +65,7 @@ impl Sink for EventSink {
 
     fn state(&mut self, key: FeedKey, state: FeedState, applied_seq: Option<u64>) {
         let Some(pool) = self.pool(key) else { return };
-        pool.caches.write().set_state(key.rank, state, applied_seq, Instant::now());
+        CacheView::set_state(&pool.caches, key.rank, state, applied_seq, Instant::now());
     }
 
     fn removed(&mut self, _: FeedKey) {
@@ -79,7 +79,7 @@ impl Pool {
         for name in batch.adapters() {
             self.adapters.learn(name);
         }
-        self.caches.write().apply(rank, seq, batch, now_seconds)
+        CacheView::apply(&self.caches, rank, seq, batch, now_seconds)
     }
 }
 

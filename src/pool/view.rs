@@ -3,9 +3,10 @@
 use super::{Rank, turnover::Turnover};
 use crate::{
     events::{Batch, FeedState, KvEvent},
-    index::{Index, RankStats},
+    index::{Applied, Index, RankStats},
     units::{EngineHash, RankId, Tier},
 };
+use parking_lot::{RwLock, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 /// A publisher that was not heard for so long is out of reach: a wrong or dead port, most likely. Engines take minutes
@@ -18,6 +19,12 @@ const STORES_WITHOUT_TOKENS: u32 = 16;
 /// Batches in a row with blocks of another size after which the rank's blocks are of that size. One alone may be about
 /// a block that is filled in part.
 const BATCHES_OF_ANOTHER_SIZE: u32 = 8;
+
+/// Events of one block that are applied while readers wait: some ten microseconds.
+const WORK_PER_SLICE: usize = 64;
+
+/// Blocks of a longer event that take as long as one event.
+const BLOCKS_PER_EVENT: usize = 8;
 
 /// The index of a pool together with the state of each rank's stream: read under one lock, so that an overlap and the
 /// sequence number at which it was true belong together.
@@ -201,8 +208,7 @@ impl Feed {
 
     /// A batch is about to be applied. Returns whether the rank's blocks must be forgotten first, because its blocks
     /// are of another size now. `now_seconds` is the wall clock's, since the epoch.
-    fn see(&mut self, seq: u64, batch: &Batch, now_seconds: f64) -> bool {
-        self.applied_seq = Some(seq);
+    fn see(&mut self, batch: &Batch, now_seconds: f64) -> bool {
         self.unreachable = false;
         self.window_groups = batch.has_window_groups();
         if matches!(self.state, FeedState::Exact | FeedState::Degraded(_)) {
@@ -266,49 +272,60 @@ impl Feed {
 }
 
 impl CacheView {
-    /// Applies a batch of a rank. Returns the batch since which all that is known of the rank was told, if the stream is
-    /// degraded and that is so now. `now_seconds` is the wall clock's, since the epoch.
-    pub(super) fn apply(&mut self, rank: RankId, seq: u64, batch: &Batch, now_seconds: f64) -> Option<u64> {
-        let Self { index, feeds } = self;
-        let feed = feeds.get_mut(rank.index())?;
-        if feed.see(seq, batch, now_seconds) {
-            index.clear_rank(rank);
+    /// Applies a batch of a rank, in slices: between two of them, readers have their turn. Returns the batch since which
+    /// all that is known of the rank was told, if the stream is degraded and that is so now. `now_seconds` is the wall
+    /// clock's, since the epoch.
+    pub(super) fn apply(
+        caches: &RwLock<Self>,
+        rank: RankId,
+        seq: u64,
+        batch: &Batch,
+        now_seconds: f64,
+    ) -> Option<u64> {
+        let mut slices = Slices { caches: caches.write(), rank, work: 0 };
+        if slices.feed()?.see(batch, now_seconds) {
+            slices.caches.index.clear_rank(rank);
         }
         for event in batch.events() {
-            index.apply(rank, &event);
-            if let Some(turnover) = &mut feed.turnover {
+            slices.apply(&event);
+            if let Some(turnover) = &mut slices.feed()?.turnover {
                 turnover.see(&event);
             }
         }
-        index.end_batch(rank);
-        let (since, gone) = feed.turnover.as_mut()?.end()?;
+        slices.caches.index.end_batch(rank);
+        slices.feed()?.applied_seq = Some(seq);
+        let (since, gone) = slices.feed()?.turnover.as_mut()?.end()?;
         for hash in gone {
             // Of several copies none is left.
-            while index.apply(rank, &removed(&hash)).removed > 0 {}
+            while slices.apply(&removed(&hash)).removed > 0 {}
         }
+        drop(slices);
         // For what is missed from here on.
-        feed.turnover = Some(Turnover::new(seq, index.held(rank, Tier::Gpu)));
+        let turnover = Turnover::new(seq, caches.read().index.held(rank, Tier::Gpu));
+        caches.write().feeds.get_mut(rank.index())?.turnover = Some(turnover);
         Some(since)
     }
 
     /// A rank's stream is in another state.
     pub(super) fn set_state(
-        &mut self,
+        caches: &RwLock<Self>,
         rank: RankId,
         state: FeedState,
         applied_seq: Option<u64>,
         now: Instant,
     ) {
-        let Some(feed) = self.feeds.get_mut(rank.index()) else { return };
-        feed.set_state(state, applied_seq, now);
-        feed.turnover = match (state, feed.turnover.take()) {
-            (FeedState::Degraded(_), None) => {
-                let held = self.index.held(rank, Tier::Gpu);
-                applied_seq.map(|since| Turnover::new(since, held))
+        let is_degraded = matches!(state, FeedState::Degraded(_));
+        let mut begun = None;
+        if is_degraded && let Some(since) = applied_seq {
+            let caches = caches.read();
+            if caches.feeds.get(rank.index()).is_some_and(|feed| feed.turnover.is_none()) {
+                begun = Some(Turnover::new(since, caches.index.held(rank, Tier::Gpu)));
             }
-            (FeedState::Degraded(_), turnover) => turnover,
-            _ => None,
-        };
+        }
+        let mut caches = caches.write();
+        let Some(feed) = caches.feeds.get_mut(rank.index()) else { return };
+        feed.set_state(state, applied_seq, now);
+        feed.turnover = feed.turnover.take().or(begun).filter(|_| is_degraded);
     }
 
     pub(super) fn new(index: Index, ranks: &[Rank], now: Instant) -> Self {
@@ -319,4 +336,46 @@ impl CacheView {
 
 fn removed(hash: &EngineHash) -> KvEvent<'_> {
     KvEvent::Removed { tier: Tier::Gpu, engine_hashes: std::slice::from_ref(hash) }
+}
+
+/// The lock of the caches, held for some events of one rank at a time.
+struct Slices<'a> {
+    caches: RwLockWriteGuard<'a, CacheView>,
+    rank: RankId,
+    /// What was done since readers had their turn.
+    work: usize,
+}
+
+impl Slices<'_> {
+    fn feed(&mut self) -> Option<&mut Feed> {
+        self.caches.feeds.get_mut(self.rank.index())
+    }
+
+    fn apply(&mut self, event: &KvEvent<'_>) -> Applied {
+        let work = work(event);
+        if self.work + work > WORK_PER_SLICE {
+            self.yield_to_readers();
+        }
+        self.work += work;
+        let applied = self.caches.index.begin(self.rank, event);
+        while self.caches.index.go_on(self.rank) {
+            self.yield_to_readers();
+        }
+        applied
+    }
+
+    fn yield_to_readers(&mut self) {
+        RwLockWriteGuard::bump(&mut self.caches);
+        self.work = 0;
+    }
+}
+
+/// How long applying an event takes, in events of one block. Long stores take less time a block than short ones.
+fn work(event: &KvEvent<'_>) -> usize {
+    let blocks = match event {
+        KvEvent::Stored(stored) => stored.engine_hashes.len(),
+        KvEvent::Removed { engine_hashes, .. } => engine_hashes.len(),
+        KvEvent::Cleared => 0,
+    };
+    1 + blocks / BLOCKS_PER_EVENT
 }
