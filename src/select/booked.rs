@@ -37,6 +37,11 @@ impl BookedPrefixes {
         depth
     }
 
+    /// Whether the block stands where the prompts part, or one of them begins or goes on behind another's end.
+    pub(super) fn begins(&self, block: SequenceHash) -> bool {
+        self.edges.contains_key(&block)
+    }
+
     /// Distinct blocks over all bookings.
     pub(super) const fn blocks(&self) -> usize {
         self.blocks

@@ -6,6 +6,8 @@ use super::load::Load;
 use super::overlap::usable_tokens;
 use crate::units::{RequestId, SequenceHash};
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,12 +21,28 @@ pub(super) struct Booking {
     /// Prompt tokens that the rank had to compute, as known at booking.
     pub(super) uncached_tokens: u32,
     pub(super) booked_at: Instant,
-    /// When the prefill is taken as done by the clock; `None` where KV events will tell.
-    pub(super) done_at: Option<Instant>,
+    pub(super) prefill: Prefill,
     /// The most leading blocks that any other rank held at booking: more than these elsewhere are news.
     pub(super) elsewhere_blocks: u32,
     /// What is left of `uncached_tokens`.
     left_tokens: u32,
+    /// Where the answer has come to, if it is followed: the last stored block of prompt and answer.
+    tip: Option<SequenceHash>,
+    /// Stored blocks behind the prompt's full ones.
+    answer_blocks: u32,
+}
+
+/// What tells of a prefill.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefill {
+    /// KV events will tell of each block.
+    pub(super) by_events: bool,
+    /// When it is taken as done by the clock.
+    pub(super) done_at: Option<Instant>,
+}
+
+impl Prefill {
+    pub(super) const BY_EVENTS: Self = Self { by_events: true, done_at: None };
 }
 
 impl Booking {
@@ -33,7 +51,7 @@ impl Booking {
         block_tokens: u32,
         uncached_tokens: u32,
         now: Instant,
-        done_at: Option<Instant>,
+        prefill: Prefill,
     ) -> Self {
         Self {
             prompt: Arc::clone(&ask.prompt),
@@ -41,10 +59,26 @@ impl Booking {
             block_tokens,
             uncached_tokens,
             booked_at: now,
-            done_at,
+            prefill,
             elsewhere_blocks: u32::MAX,
             left_tokens: uncached_tokens,
+            tip: None,
+            answer_blocks: 0,
         }
+    }
+
+    /// The same, whose answer is to be followed block by block. A prompt without a full block has no place from which
+    /// an answer could be told from others.
+    pub(super) fn followed(self) -> Self {
+        let tip = self.sequence().last().copied();
+        Self { tip, ..self }
+    }
+
+    /// Tokens that the request holds in the engine: its prompt, and what is known of its answer.
+    fn context_tokens(&self) -> u64 {
+        let full_blocks = self.sequence().len() as u64 + u64::from(self.answer_blocks);
+        let stored = if self.answer_blocks > 0 { full_blocks * u64::from(self.block_tokens) } else { 0 };
+        stored.max(self.prompt.tokens().into())
     }
 
     pub(super) fn sequence(&self) -> &[SequenceHash] {
@@ -65,6 +99,9 @@ pub(super) struct RankBook {
     prefill: HashMap<RequestId, Booking>,
     decode: HashMap<RequestId, Booking>,
     prefixes: BookedPrefixes,
+    /// By the last stored block of their prompt and answer, the bookings whose answers are followed; the oldest first.
+    tips: HashMap<SequenceHash, SmallVec<[RequestId; 1]>>,
+    answer_blocks: usize,
     left_tokens: u64,
     unfinished_tokens: u64,
     context_tokens: u64,
@@ -79,7 +116,7 @@ impl RankBook {
             prefill_tokens: self.left_tokens,
             unfinished_tokens: self.unfinished_tokens,
             context_tokens: self.context_tokens,
-            booked_blocks: self.prefixes.blocks(),
+            booked_blocks: self.prefixes.blocks() + self.answer_blocks,
         }
     }
 
@@ -105,7 +142,10 @@ impl RankBook {
         self.prefixes.add(booking.sequence());
         self.left_tokens += u64::from(booking.left_tokens);
         self.unfinished_tokens += u64::from(booking.uncached_tokens);
-        self.context_tokens += u64::from(booking.prompt.tokens());
+        self.context_tokens += booking.context_tokens();
+        if let Some(tip) = booking.tip {
+            self.tips.entry(tip).or_default().push(id);
+        }
         let before = self.prefill.insert(id, booking);
         debug_assert!(before.is_none(), "an id is booked once");
     }
@@ -120,21 +160,29 @@ impl RankBook {
             self.left_tokens = self.left_tokens.saturating_sub(booking.left_tokens.into());
             self.unfinished_tokens = self.unfinished_tokens.saturating_sub(booking.uncached_tokens.into());
         }
-        self.context_tokens = self.context_tokens.saturating_sub(booking.prompt.tokens().into());
+        self.context_tokens = self.context_tokens.saturating_sub(booking.context_tokens());
+        self.answer_blocks = self.answer_blocks.saturating_sub(booking.answer_blocks as usize);
+        if let Some(tip) = booking.tip {
+            self.leave_tip(tip, id);
+        }
         self.prefixes.remove(booking.sequence());
         Some((booking, prefilled))
     }
 
     /// Advances every prefill by what is stored now (`stored_blocks` gives the leading blocks of a sequence in the
-    /// rank's GPU tier) and by the clock.
-    pub(super) fn progress(&mut self, stored_blocks: impl Fn(&[SequenceHash]) -> u32, now: Instant) {
-        let (mut left, mut unfinished) = (self.left_tokens, self.unfinished_tokens);
+    /// rank's GPU tier) and by the clock. Returns how many prompt tokens are confirmed as computed by that: what only
+    /// the clock says is not among them.
+    pub(super) fn progress(&mut self, stored_blocks: impl Fn(&[SequenceHash]) -> u32, now: Instant) -> u64 {
+        let (mut left, mut unfinished, mut confirmed) = (self.left_tokens, self.unfinished_tokens, 0);
         let done = self.prefill.extract_if(|_, booking| {
             let before = booking.left_tokens;
-            let done = match booking.done_at {
-                Some(at) => at <= now,
-                None => booking.advance(stored_blocks(booking.sequence())),
-            };
+            let Prefill { by_events, done_at } = booking.prefill;
+            let told = by_events && booking.advance(stored_blocks(booking.sequence()));
+            if told {
+                booking.left_tokens = 0;
+            }
+            confirmed += u64::from(before - booking.left_tokens);
+            let done = told || done_at.is_some_and(|at| at <= now);
             if done {
                 booking.left_tokens = 0;
                 unfinished = unfinished.saturating_sub(booking.uncached_tokens.into());
@@ -144,12 +192,54 @@ impl RankBook {
         });
         self.decode.extend(done);
         (self.left_tokens, self.unfinished_tokens) = (left, unfinished);
+        confirmed
     }
 
     /// Ends prefills whose time is up, without any news from the index.
     pub(super) fn tick(&mut self, now: Instant) {
-        if self.prefill.values().any(|booking| booking.done_at.is_some_and(|at| at <= now)) {
+        if self.prefill.values().any(|booking| booking.prefill.done_at.is_some_and(|at| at <= now)) {
             self.progress(|_| 0, now);
+        }
+    }
+
+    /// Takes in blocks that were stored one behind the other, the first of them behind `before`. What continues a
+    /// booked prompt, and is not another booked prompt itself, is the answer of the oldest request that has come there:
+    /// its context grows. An answer is also the first sign that its prefill is done.
+    pub(super) fn grow(&mut self, mut before: SequenceHash, stored: impl Iterator<Item = SequenceHash>) {
+        if self.tips.is_empty() {
+            return;
+        }
+        for block in stored {
+            let behind = std::mem::replace(&mut before, block);
+            let at_tip = self.tips.get(&behind).and_then(|ids| ids.first().copied());
+            if let Some(id) = at_tip.filter(|_| !self.prefixes.begins(block)) {
+                self.leave_tip(behind, id);
+                self.tips.entry(block).or_default().push(id);
+                self.grow_one(id, block);
+            }
+        }
+    }
+
+    fn grow_one(&mut self, id: RequestId, block: SequenceHash) {
+        if let Some(booking) = self.prefill.remove(&id) {
+            self.left_tokens = self.left_tokens.saturating_sub(booking.left_tokens.into());
+            self.unfinished_tokens = self.unfinished_tokens.saturating_sub(booking.uncached_tokens.into());
+            self.decode.insert(id, Booking { left_tokens: 0, ..booking });
+        }
+        let Some(booking) = self.decode.get_mut(&id) else { return };
+        let before = booking.context_tokens();
+        booking.tip = Some(block);
+        booking.answer_blocks += 1;
+        self.answer_blocks += 1;
+        self.context_tokens += booking.context_tokens() - before;
+    }
+
+    fn leave_tip(&mut self, tip: SequenceHash, id: RequestId) {
+        if let Entry::Occupied(mut ids) = self.tips.entry(tip) {
+            ids.get_mut().retain(|other| *other != id);
+            if ids.get().is_empty() {
+                ids.remove();
+            }
         }
     }
 
@@ -178,7 +268,7 @@ mod tests {
     fn prefill_follows_the_stored_blocks_and_ends_at_the_last_full_one() {
         let now = Instant::now();
         let mut book = RankBook::default();
-        book.add(RequestId(1), Booking::new(&ask(1, 70, 0..4), 16, 54, now, None));
+        book.add(RequestId(1), Booking::new(&ask(1, 70, 0..4), 16, 54, now, Prefill::BY_EVENTS));
         book.progress(|_| 2, now);
         assert_eq!(book.load().prefill_tokens, 38);
         assert_eq!(book.load().unfinished_tokens, 54, "Dynamo's figure does not follow progress");
@@ -196,8 +286,9 @@ mod tests {
     fn a_timed_prefill_heeds_the_clock_and_nothing_else() {
         let now = Instant::now();
         let due = now + Duration::from_secs(1);
+        let timed = Prefill { by_events: false, done_at: Some(due) };
         let mut book = RankBook::default();
-        book.add(RequestId(1), Booking::new(&ask(1, 5, 0..0), 16, 5, now, Some(due)));
+        book.add(RequestId(1), Booking::new(&ask(1, 5, 0..0), 16, 5, now, timed));
         book.progress(|_| 9, now);
         book.tick(due - Duration::from_millis(1));
         assert_eq!((book.load().decoding, book.load().prefill_tokens), (0, 5));
@@ -210,7 +301,7 @@ mod tests {
         let now = Instant::now();
         let mut book = RankBook::default();
         let first = ask(1, 64, 0..4);
-        book.add(first.id, Booking::new(&first, 16, 64, now, None));
+        book.add(first.id, Booking::new(&first, 16, 64, now, Prefill::BY_EVENTS));
         assert_eq!(book.shared(&first.prompt, 16), (4, 48));
         assert_eq!(book.shared(&ask(2, 100, 0..6).prompt, 16), (4, 64));
         assert_eq!(book.shared(&first.prompt, 32), (0, 0), "no hashes of that block size");

@@ -19,9 +19,12 @@ pub struct Candidate {
     pub cpu_blocks: u32,
     /// Blocks on disk that continue the CPU ones without a hole.
     pub disk_blocks: u32,
-    /// Whether its index follows its KV events without loss. Otherwise its blocks earn no credit, and its prefills are
-    /// taken as done by the clock.
+    /// Whether what its KV events tell counts. Otherwise its blocks earn no credit, and its prefills are taken as done by
+    /// the clock.
     pub trusted: bool,
+    /// Blocks of its cache over all tiers, where events tell nothing of it or too little: then what was sent there of
+    /// late stands in for the rest. 0 where events tell all.
+    pub history_blocks: u32,
     /// HAProxy's weight of the server, 0 to 256: its share of the load. A server of weight 0 is never named.
     pub weight: u32,
     /// HAProxy's slots of the server.
@@ -44,6 +47,7 @@ impl Candidate {
             cpu_blocks: 0,
             disk_blocks: 0,
             trusted: true,
+            history_blocks: 0,
             weight: 100,
             slots: Slots { in_flight: 0, limit: None, queued: 0, booked: 0 },
             reported: None,

@@ -79,6 +79,8 @@ pub struct Terms {
     pub confirmed: Overlap,
     /// Leading tokens beyond the confirmed GPU overlap that only bookings promise.
     pub booked_tokens: u32,
+    /// Leading tokens beyond the confirmed and the booked ones that were sent there of late. Nobody has confirmed them.
+    pub history_tokens: u32,
     /// Leading blocks of the prompt that are in bookings there.
     pub shared_blocks: u32,
     /// U: prompt tokens to be computed; tiers count by their credit, at least 1.
@@ -187,7 +189,7 @@ impl Ties {
 /// Whether the best holds a block or more that the candidate lacks, while the candidate is no less loaded: then
 /// nothing speaks for leaving the cache.
 fn outdone(candidate: &Terms, best: &Terms, block: f64) -> bool {
-    let held = |terms: &Terms| f64::from(terms.confirmed.tokens());
+    let held = |terms: &Terms| f64::from(terms.confirmed.tokens() + terms.history_tokens);
     let load = |terms: &Terms| terms.queue_tokens + terms.slot_tokens + terms.context_tokens;
     held(best) >= held(candidate) + block
         && load(candidate) >= load(best)

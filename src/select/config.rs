@@ -36,8 +36,15 @@ pub struct SchedulerConfig {
     pub cpu_credit: f64,
     /// The same for the disk tier.
     pub disk_credit: f64,
-    /// How fast one rank prefills, tokens per second, above 0. A factor of two does little harm.
+    /// How fast one rank prefills, tokens per second: a first guess, until KV events have shown it
+    /// ([`super::Scheduler::prefill_rate`]). A factor of two does little harm.
     pub prefill_tokens_per_second: f64,
+    /// Whether the answers of booked requests are followed: the blocks that the engine stores for them add to the
+    /// context that their rank holds. Otherwise the prompt alone counts.
+    pub follow_answers: bool,
+    /// Most blocks in all ranks' memories of what was sent to them ([`super::Candidate::history_blocks`]), of which each
+    /// rank gets an equal part. 4 Mi are 128 MiB at most.
+    pub max_history_blocks: usize,
     /// How fast the memory of recent work fades. Minutes: longer than the pauses of a conversation.
     pub recent_half_life: Duration,
     /// Most bookings at once; a choice beyond is not booked.
@@ -58,6 +65,8 @@ impl Default for SchedulerConfig {
             cpu_credit: 0.75,
             disk_credit: 0.25,
             prefill_tokens_per_second: 12_000.0,
+            follow_answers: false,
+            max_history_blocks: 4 << 20,
             recent_half_life: Duration::from_secs(300),
             max_bookings: 65_536,
             max_booked_hashes: 4 << 20,

@@ -79,7 +79,8 @@ impl CostConfig {
             });
             let done = done_of_late(candidate);
             // The work that brought this prompt's own prefix is no reason to leave the prefix.
-            let own = f64::from(candidate.confirmed.tokens() + candidate.booked_tokens);
+            let Terms { confirmed, booked_tokens, history_tokens, .. } = candidate;
+            let own = f64::from(confirmed.tokens() + *booked_tokens + *history_tokens);
             let excess = (done - least_done - own).max(0.0);
             let sum = (done + least_done).max(1.0);
             if Some(candidate.rank) != keeps {

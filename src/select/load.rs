@@ -12,9 +12,9 @@ pub struct Load {
     /// Prompt tokens that were uncached at booking, of the bookings whose prefill is not done: Dynamo's
     /// `active_prefill_tokens`, which doesn't follow progress.
     pub unfinished_tokens: u64,
-    /// Prompt tokens of all bookings.
+    /// Prompt tokens of all bookings, and tokens of their answers where these are followed.
     pub context_tokens: u64,
-    /// Distinct blocks of all bookings' prompts.
+    /// Distinct blocks of all bookings' prompts, and stored blocks of answers that are followed.
     pub booked_blocks: usize,
 }
 

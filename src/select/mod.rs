@@ -6,8 +6,9 @@
 //! | module | what it is |
 //! |---|---|
 //! | `ask`, `candidate` | what is asked, and who may serve it |
-//! | `overlap`, `booked` | prefixes that a cache is confirmed to hold, and prefixes on their way there |
+//! | `overlap`, `booked`, `history` | prefixes that a cache is confirmed to hold, that are on their way there, and that were sent there |
 //! | `booking`, `load` | the reservations of one rank, and the load they add up to |
+//! | `rate` | how fast ranks prefill |
 //! | `recent`, `generations` | small bounded memories that settle ties |
 //! | `cost`, `dynamo`, `simple` | what a candidate costs, by policy |
 //! | `choose` | the tie rule |
@@ -22,8 +23,10 @@ mod config;
 mod cost;
 mod dynamo;
 mod generations;
+mod history;
 mod load;
 mod overlap;
+mod rate;
 mod recent;
 mod scheduler;
 mod simple;

@@ -1,17 +1,18 @@
 //! The scheduler of one pool: choices, bookings and their ends.
 
-use super::ask::{Ask, PromptBlocks};
-use super::booking::{Booking, RankBook};
+use super::ask::Ask;
+use super::booking::{Booking, Prefill, RankBook};
 use super::candidate::Candidate;
 use super::choose::{Choice, Reason, Terms, pick};
 use super::config::{Policy, SchedulerConfig};
 use super::generations::Generations;
+use super::history::History;
 use super::load::{Load, SlowMean};
+use super::rate::{PrefillRate, Stopwatch};
 use super::recent::Fading;
-use crate::units::{RankId, RequestId, SequenceHash};
+use crate::units::{RankId, RequestId};
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Chooses a rank for each request of one pool and keeps account of what it gave to whom.
@@ -24,6 +25,7 @@ pub struct Scheduler {
     pub(super) config: SchedulerConfig,
     pub(super) ranks: BTreeMap<RankId, RankState>,
     pub(super) means: Means,
+    rate: PrefillRate,
     owners: HashMap<RequestId, RankId>,
     sessions: Generations<u64, RankId>,
     /// Ends without a booking: their choice may still be under way.
@@ -50,6 +52,10 @@ fn recent_tokens(uncached_tokens: u32) -> f64 {
 pub(super) struct RankState {
     pub(super) book: RankBook,
     pub(super) recent: Fading,
+    /// Where events tell nothing of its cache, or too little.
+    pub(super) history: History,
+    /// Since when its prefills have been without news.
+    watch: Stopwatch,
     /// How far its turns have come, for round robin.
     pub(super) turns: f64,
     /// Whether it can be chosen now.
@@ -116,6 +122,7 @@ impl Scheduler {
                 uncached_tokens: SlowMean::new(500.0),
                 context_tokens: SlowMean::new(1_000.0),
             },
+            rate: PrefillRate::new(config.prefill_tokens_per_second),
             owners: HashMap::new(),
             sessions: Generations::new(config.max_sessions),
             early_ends: Generations::new(EARLY_ENDS),
@@ -137,6 +144,8 @@ impl Scheduler {
             let state = RankState {
                 book: RankBook::default(),
                 recent: Fading::empty(now),
+                history: History::default(),
+                watch: Stopwatch::default(),
                 turns: 0.0,
                 open: false,
                 counted: false,
@@ -221,118 +230,15 @@ impl Scheduler {
         choice
     }
 
-    /// Ends a booking: its request is over. `used` is the rank that really served it, if that is known: the session
-    /// will be looked for there.
-    pub fn end(&mut self, id: RequestId, used: Option<RankId>, now: Instant) -> Option<Ended> {
-        let Some((rank, booking, prefilled)) = self.take_out(id) else {
-            self.early_ends.set(id, ());
-            return None;
-        };
-        self.counts.ended += 1;
-        if let (Some(session), Some(used)) = (booking.session, used.filter(|used| *used != rank)) {
-            self.sessions.set(session, used);
-        }
-        let held = now.saturating_duration_since(booking.booked_at);
-        self.means.held_seconds.update(held.as_secs_f64());
-        Some(Ended { rank, prefilled, uncached_tokens: booking.uncached_tokens, held })
-    }
-
-    /// Moves a booking to where HAProxy sent the request instead (redispatch). `target` is that rank as it stands now,
-    /// with the overlap of the booking's prompt. Returns false, and changes nothing, where the id is not booked or the
-    /// rank is unknown.
-    pub fn move_to(&mut self, id: RequestId, target: &Candidate, now: Instant) -> bool {
-        if !self.ranks.contains_key(&target.rank) {
-            return false;
-        }
-        let Some((from, booking, prefilled)) = self.take_out(id) else { return false };
-        if let Some(state) = self.ranks.get_mut(&from).filter(|_| !prefilled) {
-            state.recent.add(-recent_tokens(booking.uncached_tokens), now, self.config.recent_half_life);
-        }
-        let ask = Ask { id, prompt: booking.prompt, session: booking.session };
-        let terms = self.weigh(&ask, std::slice::from_ref(target), now);
-        if let Some(terms) = terms.first() {
-            self.insert(&ask, target, terms, booking.booked_at, now);
-        }
-        self.counts.moved += 1;
-        true
-    }
-
-    /// Ends a booking whose request nobody has any more. Returns whether it was booked.
-    pub fn lose(&mut self, id: RequestId) -> bool {
-        let lost = self.take_out(id).is_some();
-        self.counts.lost += u64::from(lost);
-        lost
-    }
-
-    /// Bookings of a rank whose whole prompt has appeared elsewhere since, and where: HAProxy has sent the request
-    /// there. `stored_blocks` tells how many leading blocks of a sequence a rank has in its GPU tier. Prompts that
-    /// another booking brings there are no sign, nor are those that were there before.
-    pub fn strays(
-        &self,
-        from: RankId,
-        stored_blocks: impl Fn(RankId, &[SequenceHash]) -> u32,
-    ) -> Vec<(RequestId, Candidate)> {
-        let Some(state) = self.ranks.get(&from) else { return Vec::new() };
-        let found = state.book.bookings().filter_map(|(id, booking, _)| {
-            let blocks = u32::try_from(booking.sequence().len()).unwrap_or(u32::MAX);
-            if blocks <= booking.elsewhere_blocks {
-                return None;
-            }
-            let (rank, _) = self.ranks.iter().find(|(rank, other)| {
-                **rank != from
-                    && other.open
-                    && other.book.shared(&booking.prompt, booking.block_tokens).0 < blocks
-                    && stored_blocks(**rank, booking.sequence()) >= blocks
-            })?;
-            Some((id, Candidate { gpu_blocks: blocks, ..Candidate::idle(*rank, booking.block_tokens) }))
-        });
-        found.collect()
-    }
-
-    /// Where a request is booked, and its prompt: what is needed to look for its blocks elsewhere.
+    /// How fast a busy rank prefills, in tokens per second: the configured guess until KV events have shown it.
     #[must_use]
-    pub fn booking(&self, id: RequestId) -> Option<(RankId, &Arc<PromptBlocks>)> {
-        let rank = *self.owners.get(&id)?;
-        let (booking, _) = self.ranks.get(&rank)?.book.get(id)?;
-        Some((rank, &booking.prompt))
+    pub fn prefill_rate(&self) -> f64 {
+        self.rate.tokens_per_second()
     }
 
-    /// The bookings of one rank, in no order, with when each was made.
-    pub fn bookings(&self, rank: RankId) -> impl Iterator<Item = (RequestId, Instant)> {
-        let book = self.ranks.get(&rank).map(|state| &state.book);
-        book.into_iter().flat_map(RankBook::bookings).map(|(id, booking, _)| (id, booking.booked_at))
-    }
-
-    /// Advances the prefills of one rank after news of its cache: `stored_blocks` tells how many leading blocks of a
-    /// sequence are in its GPU tier now. The news need not be prompt: a second of delay does no harm.
-    pub fn progress(&mut self, rank: RankId, stored_blocks: impl Fn(&[SequenceHash]) -> u32, now: Instant) {
-        if let Some(state) = self.ranks.get_mut(&rank) {
-            state.book.progress(stored_blocks, now);
-        }
-    }
-
-    /// To be called about every second: ends prefills that no KV event can tell of and whose time is up, and bookings
-    /// whose lease ran out where nobody counts. Returns how many of the latter.
-    pub fn tick(&mut self, now: Instant) -> usize {
-        for state in self.ranks.values_mut() {
-            state.book.tick(now);
-        }
-        // Looking through all bookings is for once in a while; a lease needs no precision.
-        let lease = self.config.lease;
-        let due = self.lease_checked.is_none_or(|last| now.saturating_duration_since(last) >= lease / 64);
-        if !due {
-            return 0;
-        }
-        self.lease_checked = Some(now);
-        let uncounted = self.ranks.values().filter(|state| !state.counted);
-        let all = uncounted.flat_map(|state| state.book.bookings());
-        let over = all.filter(|(_, booking, _)| now.saturating_duration_since(booking.booked_at) >= lease);
-        let over: Vec<RequestId> = over.map(|(id, _, _)| id).collect();
-        for id in &over {
-            self.take_out(*id);
-        }
-        self.counts.expired += over.len() as u64;
-        over.len()
+    /// Blocks in the memory of what was sent to each rank.
+    pub fn histories(&self) -> impl Iterator<Item = (RankId, usize)> {
+        self.ranks.iter().map(|(rank, state)| (*rank, state.history.blocks()))
     }
 
     /// The booked load of every rank.
@@ -370,6 +276,7 @@ impl Scheduler {
         }
         self.means.uncached_tokens.update(terms.uncached_tokens.into());
         self.means.context_tokens.update(ask.prompt.tokens().into());
+        self.remember(ask, candidate);
         if let Some(state) = self.ranks.get_mut(&candidate.rank) {
             state.turns += terms.scarcity;
             state.recent.add(recent_tokens(terms.uncached_tokens), now, self.config.recent_half_life);
@@ -387,40 +294,65 @@ impl Scheduler {
 
     fn insert(&mut self, ask: &Ask, candidate: &Candidate, terms: &Terms, booked_at: Instant, now: Instant) {
         let Some(state) = self.ranks.get_mut(&candidate.rank) else { return };
+        let tokens = |tokens: f64| {
+            let seconds = (tokens / self.rate.tokens_per_second()).clamp(0.0, LONGEST_PREFILL_SECONDS);
+            Some(now + Duration::from_secs_f64(seconds))
+        };
+        let in_turn = terms.queue_tokens + f64::from(terms.uncached_tokens);
         // Events tell the end of a prefill by its last full block: not for prompts that have none, nor where it is
-        // cached already, nor for ranks whose events are not whole.
+        // cached already, nor for ranks whose events do not count. Where some are lost, that one may be among them.
         let full_blocks = ask.prompt.sequence(candidate.block_tokens).len();
         let held_blocks =
             candidate.gpu_blocks.saturating_add(candidate.cpu_blocks).saturating_add(candidate.disk_blocks);
-        let by_clock = if !candidate.trusted {
-            Some(terms.queue_tokens + f64::from(terms.uncached_tokens))
+        let prefill = if !candidate.trusted {
+            Prefill { by_events: false, done_at: tokens(in_turn) }
         } else if full_blocks <= held_blocks as usize {
-            Some(f64::from(ask.prompt.tokens()))
+            Prefill { by_events: false, done_at: tokens(ask.prompt.tokens().into()) }
+        } else if candidate.history_blocks > 0 {
+            Prefill { by_events: true, done_at: tokens(LOST_EVENT_PATIENCE * in_turn) }
         } else {
-            None
+            Prefill::BY_EVENTS
         };
-        let done_at = by_clock.map(|tokens| {
-            let seconds =
-                (tokens / self.config.prefill_tokens_per_second.max(1.0)).clamp(0.0, LONGEST_PREFILL_SECONDS);
-            now + Duration::from_secs_f64(seconds)
-        });
-        let booking = Booking::new(ask, candidate.block_tokens, terms.uncached_tokens, booked_at, done_at);
+        let booking = Booking::new(ask, candidate.block_tokens, terms.uncached_tokens, booked_at, prefill);
+        let booking = if self.config.follow_answers { booking.followed() } else { booking };
         state.book.add(ask.id, booking);
+        state.watch.see_queue(state.book.load().prefill_tokens, now);
         self.owners.insert(ask.id, candidate.rank);
         self.booked_hashes += ask.prompt.hashes();
     }
 
     fn take_out(&mut self, id: RequestId) -> Option<(RankId, Booking, bool)> {
         let rank = self.owners.remove(&id)?;
-        let (booking, prefilled) = self.ranks.get_mut(&rank)?.book.remove(id)?;
+        let state = self.ranks.get_mut(&rank)?;
+        let (booking, prefilled) = state.book.remove(id)?;
+        state.watch.ease(state.book.load().prefill_tokens);
         self.booked_hashes = self.booked_hashes.saturating_sub(booking.prompt.hashes());
         Some((rank, booking, prefilled))
     }
+
+    /// Keeps what was sent to a rank of whose cache events tell too little.
+    fn remember(&mut self, ask: &Ask, candidate: &Candidate) {
+        let share = self.config.max_history_blocks / self.ranks.len().max(1);
+        let Some(state) = self.ranks.get_mut(&candidate.rank) else { return };
+        match candidate.history_blocks as usize {
+            0 if state.history.blocks() == 0 => {}
+            0 => state.history = History::default(),
+            blocks => state.history.add(ask.prompt.sequence(candidate.block_tokens), blocks.min(share)),
+        }
+    }
 }
+
+/// Where events get lost, a prefill is taken as done after so many times the time that it should take.
+const LOST_EVENT_PATIENCE: f64 = 4.0;
 
 /// The most that the clock waits for a prefill no event tells of: longer than any real one takes.
 const LONGEST_PREFILL_SECONDS: f64 = 3600.0;
 
+#[cfg(test)]
+mod answer_tests;
+#[cfg(test)]
+mod history_tests;
+mod life;
 #[cfg(test)]
 mod server_tests;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::candidate::Candidate;
 use super::choose::{Excluded, Terms, Ties};
 use super::config::Policy;
 use super::load::Load;
-use super::overlap::Overlap;
+use super::overlap::{Overlap, usable_tokens};
 use super::scheduler::{RankState, Scheduler};
 use super::simple;
 use crate::units::RankId;
@@ -27,6 +27,7 @@ impl Scheduler {
             block_tokens,
             confirmed: Overlap::confirmed(candidate, prompt_tokens),
             booked_tokens: 0,
+            history_tokens: 0,
             shared_blocks: 0,
             uncached_tokens: prompt_tokens.max(1),
             load: Load::default(),
@@ -47,23 +48,35 @@ impl Scheduler {
         if candidate.weight == 0 {
             terms.excluded = terms.excluded.or(Some(Excluded::Drained));
         }
-        self.add_prefix(&mut terms, state, ask);
+        self.add_prefix(&mut terms, state, ask, candidate);
         self.add_load(&mut terms, state, candidate, now);
         terms
     }
 
     /// What the rank holds of the prompt, will hold by its bookings, and must compute.
-    fn add_prefix(&self, terms: &mut Terms, state: &RankState, ask: &Ask) {
+    fn add_prefix(&self, terms: &mut Terms, state: &RankState, ask: &Ask, candidate: &Candidate) {
         let Overlap { gpu_tokens, cpu_tokens, .. } = terms.confirmed;
         let (shared_blocks, shared_tokens) = state.book.shared(&ask.prompt, terms.block_tokens);
+        let sent_tokens = match candidate.history_blocks {
+            0 => 0,
+            _ => {
+                let depth = state.history.depth(ask.prompt.sequence(terms.block_tokens));
+                let blocks = u32::try_from(depth).unwrap_or(u32::MAX);
+                usable_tokens(blocks, terms.block_tokens, ask.prompt.tokens())
+            }
+        };
         let on_gpu = gpu_tokens.max(shared_tokens);
         let on_cpu = (gpu_tokens + cpu_tokens).saturating_sub(on_gpu);
         let on_disk = terms.confirmed.tokens().saturating_sub(on_gpu + on_cpu);
+        // Where the index knows better, it counts.
+        let sent_beyond = sent_tokens.saturating_sub(on_gpu + on_cpu + on_disk);
         let saved = f64::from(on_gpu)
+            + f64::from(sent_beyond)
             + self.config.cpu_credit * f64::from(on_cpu)
             + self.config.disk_credit * f64::from(on_disk);
         terms.shared_blocks = shared_blocks;
         terms.booked_tokens = on_gpu - gpu_tokens;
+        terms.history_tokens = sent_beyond;
         terms.uncached_tokens = (f64::from(ask.prompt.tokens()) - saved).max(1.0).round() as u32;
     }
 
@@ -81,7 +94,7 @@ impl Scheduler {
         terms.queue_tokens = (load.prefill_tokens as f64 + waiting_tokens) * terms.scarcity;
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;
-        terms.slot_tokens = slot_seconds * self.config.prefill_tokens_per_second;
+        terms.slot_tokens = slot_seconds * self.prefill_rate();
         terms.recent_tokens = state.recent.at(now, self.config.recent_half_life) * terms.scarcity;
     }
 
@@ -93,7 +106,7 @@ impl Scheduler {
         terms: &mut [Terms],
         session: Option<RankId>,
     ) -> Ties {
-        let speed = self.config.prefill_tokens_per_second.max(1.0);
+        let speed = self.prefill_rate();
         let none = Ties::Band { blocks: 0.0 };
         let requests = |terms: &Terms, candidate: &Candidate| candidate.slots.occupied(terms.load.requests);
         let key = match self.policy {
