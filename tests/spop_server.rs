@@ -4,7 +4,7 @@ mod spop_support;
 
 use kvspoa::metrics::SpopMetrics;
 use kvspoa::spop::server::BindError;
-use kvspoa::spop::{Server, ServerConfig};
+use kvspoa::spop::{Server, ServerConfig, Unanswered};
 use spop_support::*;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ async fn a_panic_costs_one_answer() {
     peer.send(NOTIFY_ECHO).await;
     peer.expect(ACK_ECHO).await;
     assert_eq!(agent.metric("kvspoa_spop_panics_total"), 1.0);
+    assert_eq!(*agent.unanswered.lock().expect("a lock"), [Unanswered::Panicked]);
 }
 
 #[tokio::test]
@@ -31,6 +32,7 @@ async fn a_late_answer_is_no_opinion() {
     peer.send(NOTIFY_ECHO).await;
     peer.expect(ACK_ECHO).await;
     assert_eq!(agent.metric("kvspoa_spop_late_total"), 1.0);
+    assert_eq!(*agent.unanswered.lock().expect("a lock"), [Unanswered::Late]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -240,7 +240,11 @@ fn policy(name: PolicyName) -> Policy {
 }
 
 fn scheduler_config(config: &Config) -> SchedulerConfig {
-    SchedulerConfig { lease: config.select.lease, ..SchedulerConfig::default() }
+    SchedulerConfig {
+        lease: config.select.lease,
+        follow_answers: config.select.decode_progress,
+        ..SchedulerConfig::default()
+    }
 }
 
 /// Subscribes to the KV events of every rank that publishes any.

@@ -1,6 +1,6 @@
-//! What the engines say of their models: the LoRA adapters that requests may name.
+//! What the engines say of their models: the LoRA adapters that requests may name, and the longest prompt.
 //!
-//! Without it the first request for an adapter that no event has named yet would be credited with the base model's
+//! Without the former the first request for an adapter that no event has named yet would be credited with the base model's
 //! blocks.
 
 use crate::{
@@ -52,32 +52,48 @@ impl ModelLists {
 async fn ask(pool: &Pool, address: &str) -> bool {
     match tokio::time::timeout(TIMEOUT, client::get(address, "/v1/models")).await {
         Ok(Ok(answer)) if answer.status == 200 => {
-            adapters(&answer.body).iter().for_each(|name| pool.adapters.learn(name));
+            let list: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+            adapters(&list).for_each(|name| pool.adapters.learn(name));
+            longest_prompts(&list).for_each(|tokens| pool.learn_context(tokens));
             true
         }
         _ => false,
     }
 }
 
-/// The models that have a parent (vLLM `ModelCard.parent`).
-fn adapters(list: &[u8]) -> Vec<String> {
-    let list: Value = serde_json::from_slice(list).unwrap_or_default();
-    let models = list.get("data").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let adapter = |model: &Value| {
+/// The models of vLLM's `ModelList`.
+fn models(list: &Value) -> impl Iterator<Item = &Value> {
+    list.get("data").and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Those that have a parent (vLLM `ModelCard.parent`).
+fn adapters(list: &Value) -> impl Iterator<Item = &str> {
+    models(list).filter_map(|model| {
         let parent = model.get("parent")?.as_str()?;
-        model.get("id")?.as_str().filter(|id| *id != parent).map(str::to_owned)
-    };
-    models.iter().filter_map(adapter).collect()
+        model.get("id")?.as_str().filter(|id| *id != parent)
+    })
+}
+
+/// vLLM `ModelCard.max_model_len`, which adapters do not have.
+fn longest_prompts(list: &Value) -> impl Iterator<Item = u32> {
+    models(list).filter_map(|model| u32::try_from(model.get("max_model_len")?.as_u64()?).ok())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn the_adapters_are_the_models_with_a_parent() {
-        let list = br#"{"object":"list","data":[{"id":"qwen3","parent":null},{"id":"sql","parent":"qwen3"},{"id":7}]}"#;
-        assert_eq!(adapters(list), ["sql"]);
-        assert!(adapters(b"not JSON").is_empty());
+        let list = json!({ "object": "list", "data": [
+            { "id": "qwen3", "parent": null, "max_model_len": 40_960 },
+            { "id": "sql", "parent": "qwen3", "max_model_len": null },
+            { "id": 7, "max_model_len": -1 },
+            { "id": "odd", "max_model_len": 1_u64 << 40 },
+        ] });
+        assert_eq!(adapters(&list).collect::<Vec<_>>(), ["sql"]);
+        assert_eq!(longest_prompts(&list).collect::<Vec<_>>(), [40_960]);
+        assert_eq!(models(&Value::Null).count(), 0);
     }
 }

@@ -91,6 +91,8 @@ pub struct Select {
     pub lease: Duration,
     /// Seed of the random choice among equals; absent: from the operating system.
     pub seed: Option<u64>,
+    /// Whether the answers of booked requests count as load, by the blocks that the engines store for them.
+    pub decode_progress: bool,
 }
 
 /// The policies that can be named.
@@ -120,6 +122,8 @@ pub struct Pool {
     pub place: Place,
     /// The LoRA adapters that clients may name as a model.
     pub adapters: Vec<String>,
+    /// The longest prompt that the engines take, in tokens; absent: as they tell (`/v1/models`).
+    pub max_model_len: Option<u32>,
     /// The replicas, in the file's order.
     pub replicas: Vec<Replica>,
 }
@@ -142,6 +146,8 @@ pub struct Rank {
     pub events: Option<Endpoint>,
     /// The replay (ROUTER) endpoint.
     pub replay: Option<Endpoint>,
+    /// Blocks of its cache over all tiers; absent: as the engine's `/metrics` tells of its GPU tier.
+    pub cache_blocks: Option<u32>,
 }
 
 impl Config {
@@ -201,7 +207,12 @@ impl Config {
                 inline_bytes: raw.prompt.inline_bytes.0,
             },
             index_max_bytes: raw.index.max_bytes.0,
-            select: Select { policy: raw.select.policy, lease: raw.select.lease.0, seed: raw.select.seed },
+            select: Select {
+                policy: raw.select.policy,
+                lease: raw.select.lease.0,
+                seed: raw.select.seed,
+                decode_progress: raw.select.decode_progress,
+            },
             pools,
         })
     }
@@ -243,6 +254,7 @@ fn build_pool(
         model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
         place,
         adapters: raw.adapters,
+        max_model_len: raw.max_model_len.map(|count| count.0 as u32),
         replicas,
     })
 }
@@ -263,6 +275,7 @@ fn build_replica(
             Ok(Rank {
                 events: of_rank(&raw.events, "events", rank)?,
                 replay: of_rank(&raw.replay, "replay", rank)?,
+                cache_blocks: raw.cache_blocks.map(|count| count.0 as u32),
             })
         })
         .collect::<Result<_, ConfigError>>()?;

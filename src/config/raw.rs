@@ -31,6 +31,14 @@ pub struct Overrides {
     /// How a replica is chosen
     #[arg(long, env = "KVSPOA_POLICY", value_name = "POLICY", value_enum)]
     pub policy: Option<PolicyName>,
+    /// Whether answers in the making count as load, by the blocks stored for them: 1 or 0
+    #[arg(long, env = "RAY_SERVE_LLM_ENABLE_DECODE_BLOCK_PROGRESS", value_name = "0|1", value_parser = is_one)]
+    pub decode_progress: Option<bool>,
+}
+
+/// As Ray reads its switches: what is not 1 is off.
+fn is_one(text: &str) -> Result<bool, std::convert::Infallible> {
+    Ok(text == "1")
 }
 
 #[derive(Deserialize, Debug, Default)]
@@ -58,6 +66,7 @@ impl RawConfig {
         replace(&mut self.admin.listen, overrides.admin_listen.as_ref());
         replace(&mut self.log.listen, overrides.log_listen.as_ref());
         replace(&mut self.select.policy, overrides.policy.as_ref());
+        replace(&mut self.select.decode_progress, overrides.decode_progress.as_ref());
     }
 }
 
@@ -188,6 +197,7 @@ pub(super) struct RawSelect {
     /// Up to thirty days.
     pub(super) lease: Time<SECOND, { 720 * HOUR }>,
     pub(super) seed: Option<u64>,
+    pub(super) decode_progress: bool,
 }
 
 impl Default for RawSelect {
@@ -197,6 +207,8 @@ impl Default for RawSelect {
             // Far above any real request: a booking ends by its log line; this only bounds what lost lines leave.
             lease: Time(Duration::from_millis(6 * HOUR)),
             seed: None,
+            // As Ray's. What it adds to the load is small against the prompts, in simulation.
+            decode_progress: false,
         }
     }
 }
@@ -208,6 +220,7 @@ pub(super) struct RawPool {
     pub(super) model_dir: Option<Spanned<PathBuf>>,
     #[serde(default)]
     pub(super) adapters: Vec<String>,
+    pub(super) max_model_len: Option<Count<1, 1_000_000_000>>,
     #[serde(default)]
     pub(super) replica: Vec<RawReplica>,
 }
@@ -219,6 +232,7 @@ pub(super) struct RawReplica {
     pub(super) http: Option<HostPort>,
     pub(super) events: Option<Spanned<FirstEndpoint>>,
     pub(super) replay: Option<Spanned<FirstEndpoint>>,
+    pub(super) cache_blocks: Option<Count<1, 1_000_000_000>>,
     #[serde(default = "one_rank")]
     pub(super) ranks: Count<1, 1024>,
 }

@@ -39,7 +39,7 @@ pub use stats::{Applied, IndexStats, RankStats};
 
 use crate::events::KvEvent;
 use crate::hash::HashKey;
-use crate::units::{EngineHash, RankId, Tier};
+use crate::units::{EngineHash, RankId, SequenceHash, Tier};
 use apply::{Change, Limits};
 use lanes::{LaneId, MAX_SLOTS};
 use room::Pass;
@@ -253,6 +253,14 @@ impl Index {
             let held = slot.engine.iter().filter(move |entry| self.runs.holds(BlockRef(entry.value()), lane));
             held.map(|entry| EngineHash(entry.key()))
         })
+    }
+
+    /// The chain of our own hashes up to a block that the rank holds or held of late; `None` where its place is not
+    /// known.
+    #[must_use]
+    pub fn sequence(&self, rank: RankId, block: EngineHash) -> Option<SequenceHash> {
+        let slot = self.slots[usize::from(self.slot_of(rank)?)].as_ref()?;
+        Some(self.runs.hash(BlockRef(slot.engine.get(block.0)?)))
     }
 
     /// All events of a batch of the rank were applied.

@@ -13,6 +13,8 @@ pub struct RouteMetrics {
     pub prompt_tokens: Counter,
     /// Prompt tokens that the chosen replica held.
     pub matched_tokens: Counter,
+    /// Prompt tokens beyond those that were sent to the chosen replica before, and that no event has confirmed.
+    pub history_tokens: Counter,
     /// Seconds from the frame's arrival to the answer.
     pub seconds: Histogram,
     /// Seconds of these for parsing, rendering and tokenizing, the wait for a thread included.
@@ -43,6 +45,7 @@ impl RouteMetrics {
                 .collect(),
             prompt_tokens: counter!("kvspoa_prompt_tokens_total"),
             matched_tokens: counter!("kvspoa_matched_tokens_total"),
+            history_tokens: counter!("kvspoa_history_tokens_total"),
             seconds: histogram!(DECISION_SECONDS),
             prompt_seconds: stage("prompt"),
             lookup_seconds: stage("lookup"),
@@ -102,6 +105,8 @@ pub struct PoolMetrics {
     pub token_cache_misses: Counter,
     /// Bytes of that cache.
     pub token_cache_bytes: Gauge,
+    /// Prompt tokens that a busy rank computes a second.
+    pub prefill_rate: Gauge,
     /// 1 while no prompt ever matched although the replicas publish blocks.
     pub nothing_matches: Gauge,
     /// Bookings that outlived their lease.
@@ -129,6 +134,8 @@ pub struct RankMetrics {
     pub prefill_tokens: Gauge,
     /// Distinct blocks of the booked prompts.
     pub booked_blocks: Gauge,
+    /// Blocks remembered of what was sent there, where its events do not tell all.
+    pub history_blocks: Gauge,
     /// Blocks known to be held, by tier: GPU, CPU, disk.
     pub blocks: [Gauge; 3],
     /// How well its cache is known.
@@ -159,6 +166,7 @@ impl PoolMetrics {
             token_cache_hits: counter!("kvspoa_token_cache_hits_total", "pool" => pool.to_owned()),
             token_cache_misses: counter!("kvspoa_token_cache_misses_total", "pool" => pool.to_owned()),
             token_cache_bytes: gauge!("kvspoa_token_cache_bytes", "pool" => pool.to_owned()),
+            prefill_rate: gauge!("kvspoa_prefill_tokens_per_second", "pool" => pool.to_owned()),
             nothing_matches: gauge!("kvspoa_nothing_matches", "pool" => pool.to_owned()),
             expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
             not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),
@@ -186,6 +194,7 @@ impl RankMetrics {
             requests: gauge!("kvspoa_requests", &labels),
             prefill_tokens: gauge!("kvspoa_prefill_tokens", &labels),
             booked_blocks: gauge!("kvspoa_booked_blocks", &labels),
+            history_blocks: gauge!("kvspoa_history_blocks", &labels),
             blocks: ["gpu", "cpu", "disk"].map(blocks),
             health: HealthMetrics::register(rank, states, faults),
             engine_running: gauge!("kvspoa_engine_running", &labels),

@@ -8,7 +8,10 @@ use crate::{
 };
 use arc_swap::{ArcSwap, ArcSwapOption};
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -21,6 +24,10 @@ const MIN_SERVERS_FRESH: Duration = Duration::from_secs(10);
 /// The same for an engine's word: shorter, for its load changes by the second.
 const MIN_ENGINES_FRESH: Duration = Duration::from_secs(3);
 
+/// Blocks of a cache of which nothing is known: 128 Ki tokens in vLLM's usual blocks, the cache of a small GPU. More
+/// would count as present what a small one has long evicted.
+const USUAL_CACHE_BLOCKS: u32 = 8192;
+
 /// The last word of HAProxy and of every engine.
 #[derive(Debug)]
 pub(super) struct Live {
@@ -28,6 +35,7 @@ pub(super) struct Live {
     /// What stands in for a word that is out of date.
     nothing: Arc<Servers>,
     engines: Vec<ArcSwapOption<EngineView>>,
+    layouts: Vec<Layout>,
     servers_fresh: Duration,
     engines_fresh: Duration,
 }
@@ -65,6 +73,13 @@ pub struct EngineView {
     booked: u32,
 }
 
+/// The shape of one rank's cache as its engine last told: it holds while the engine is not heard. 0 is not known.
+#[derive(Debug, Default)]
+struct Layout {
+    block_tokens: AtomicU32,
+    blocks: AtomicU32,
+}
+
 impl ServerView {
     /// Before HAProxy has said anything.
     const UNTOLD: Self = Self {
@@ -96,6 +111,7 @@ impl Live {
             servers: ArcSwap::default(),
             nothing: Arc::default(),
             engines: ranks.iter().map(|_| ArcSwapOption::empty()).collect(),
+            layouts: ranks.iter().map(|_| Layout::default()).collect(),
             servers_fresh: (haproxy_poll * POLLS_TO_MISS).max(MIN_SERVERS_FRESH),
             engines_fresh: (engine_poll * POLLS_TO_MISS).max(MIN_ENGINES_FRESH),
         }
@@ -125,6 +141,22 @@ impl Pool {
     #[must_use]
     pub fn engine(&self, rank: RankId, now: Instant) -> Option<EngineView> {
         self.live.engine(rank, now)
+    }
+
+    /// Tokens in a block of a rank's cache, as its engine last told.
+    pub(super) fn told_block_tokens(&self, rank: RankId) -> Option<u32> {
+        self.told(rank, |layout| &layout.block_tokens)
+    }
+
+    /// Blocks of a rank's cache over all tiers: as configured, else as its engine last told of its GPU tier.
+    pub(super) fn cache_blocks(&self, rank: RankId) -> u32 {
+        let configured = self.ranks.get(rank.index()).and_then(|rank| rank.feed.cache_blocks);
+        configured.or_else(|| self.told(rank, |layout| &layout.blocks)).unwrap_or(USUAL_CACHE_BLOCKS)
+    }
+
+    fn told(&self, rank: RankId, number: impl Fn(&Layout) -> &AtomicU32) -> Option<u32> {
+        let number = number(self.live.layouts.get(rank.index())?).load(Ordering::Relaxed);
+        Some(number).filter(|number| *number > 0)
     }
 
     /// Bookings by rank, for the `booked` of [`Self::take_servers`] and [`Self::take_engines`].
@@ -194,6 +226,10 @@ impl Pool {
             if let Some(engine) = self.live.engines.get(rank.index()) {
                 engine.store(Some(Arc::new(view)));
             }
+            if let Some(layout) = self.live.layouts.get(rank.index()) {
+                layout.block_tokens.store(report.block_tokens.unwrap_or_default(), Ordering::Relaxed);
+                layout.blocks.store(report.capacity_blocks.unwrap_or_default(), Ordering::Relaxed);
+            }
         }
     }
 
@@ -214,8 +250,12 @@ impl Pool {
         let servers = self.servers(now);
         let mut scheduler = self.scheduler.lock();
         for rank in self.rank_ids() {
-            let open = servers.get(rank).is_none_or(|server| server.excluded.is_none());
-            scheduler.set_open(rank, open, now);
+            let excluded = servers.get(rank).and_then(|server| server.excluded);
+            scheduler.set_open(rank, excluded.is_none(), now);
+            if excluded == Some(Excluded::Down) {
+                // Most likely it has to start anew.
+                scheduler.forget_history(rank);
+            }
         }
     }
 
@@ -320,6 +360,23 @@ mod tests {
         let later = now + MIN_SERVERS_FRESH;
         let candidate = pool.candidate(RankId(0), 16, &pool.servers(later), later);
         assert_eq!((candidate.excluded, candidate.reported), (None, None));
+    }
+
+    #[test]
+    fn the_shape_of_a_cache_is_the_configured_one_or_what_the_engine_told_also_while_it_is_silent() {
+        let mut pool = pool(1, 1);
+        let now = Instant::now();
+        assert_eq!(
+            (pool.told_block_tokens(RankId(0)), pool.cache_blocks(RankId(0))),
+            (None, USUAL_CACHE_BLOCKS)
+        );
+        let report =
+            EngineReport { block_tokens: Some(32), capacity_blocks: Some(500), ..EngineReport::default() };
+        pool.take_engines("s1", &[report], &[0], now);
+        pool.take_engines("s1", &[], &[0], now);
+        assert_eq!((pool.told_block_tokens(RankId(0)), pool.cache_blocks(RankId(0))), (Some(32), 500));
+        pool.ranks[0].feed.cache_blocks = Some(4_000);
+        assert_eq!(pool.cache_blocks(RankId(0)), 4_000);
     }
 
     #[test]

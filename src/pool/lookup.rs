@@ -8,7 +8,7 @@ use crate::{
 };
 use std::{sync::Arc, time::Instant};
 
-/// Blocks of a rank that has told nothing of its own yet: vLLM's default on GPUs. It only rounds.
+/// Blocks of ranks of which none has told: vLLM's default on GPUs. It only rounds.
 const USUAL_BLOCK_TOKENS: u32 = 16;
 
 /// One prompt looked up in all caches of a pool.
@@ -31,6 +31,8 @@ pub struct Stream {
     pub rank: RankId,
     /// How far the rank's cache is known.
     pub state: RankState,
+    /// Whether it may hold much that its events did not tell of: then what was sent there counts too.
+    pub misses_events: bool,
     /// Whether its publisher may still be heard for the first time soon.
     pub is_starting: bool,
     /// The last batch applied.
@@ -49,10 +51,12 @@ impl Pool {
         prompt_tokens: u32,
         now: Instant,
     ) -> Lookup {
-        let streams = self.streams(now);
+        let streams = self.streams();
         let servers = self.servers(now);
-        let mut sizes: Vec<u32> =
-            streams.iter().filter(|s| s.state.is_trusted()).filter_map(|s| s.block_tokens).collect();
+        // The replicas of one pool are mostly alike.
+        let usual = streams.iter().find_map(|stream| stream.block_tokens).unwrap_or(USUAL_BLOCK_TOKENS);
+        let size_of = |stream: &Stream| stream.block_tokens.unwrap_or(usual);
+        let mut sizes: Vec<u32> = streams.iter().map(size_of).collect();
         sizes.sort_unstable();
         sizes.dedup();
         // Hashed before the lock is taken: the longest part of a look-up.
@@ -63,18 +67,17 @@ impl Pool {
         let mut candidates: Vec<Candidate> = streams
             .iter()
             .map(|stream| {
-                let block_tokens = stream.block_tokens.unwrap_or(USUAL_BLOCK_TOKENS);
                 let trusted = stream.state.is_trusted();
-                Candidate { trusted, ..self.candidate(stream.rank, block_tokens, &servers, now) }
+                let history_blocks = if stream.misses_events { self.cache_blocks(stream.rank) } else { 0 };
+                let known = self.candidate(stream.rank, size_of(stream), &servers, now);
+                Candidate { trusted, history_blocks, ..known }
             })
             .collect();
         let mut overlaps = Overlaps::default();
         for (size, hashes) in &sequences {
             self.caches.read().index.find(hashes, &mut overlaps);
-            for (candidate, stream) in candidates.iter_mut().zip(&streams) {
-                if stream.block_tokens != Some(*size) {
-                    continue;
-                }
+            let known = |candidate: &&mut Candidate| candidate.trusted && candidate.block_tokens == *size;
+            for candidate in candidates.iter_mut().filter(known) {
                 let overlap = overlaps.get(candidate.rank);
                 candidate.gpu_blocks = overlap.gpu_blocks;
                 candidate.cpu_blocks = overlap.cpu_blocks;
@@ -86,17 +89,21 @@ impl Pool {
 
     /// The state of every rank's stream.
     #[must_use]
-    pub fn streams(&self, now: Instant) -> Vec<Stream> {
+    pub fn streams(&self) -> Vec<Stream> {
         let caches = self.caches.read();
         self.rank_ids()
             .zip(&caches.feeds)
-            .map(|(rank, feed)| Stream {
-                rank,
-                state: feed.rank_state(&caches.index.rank_stats(rank).unwrap_or_default()),
-                is_starting: feed.is_starting(),
-                applied_seq: feed.applied_seq,
-                // Events know best; before the first of them the engine's page does.
-                block_tokens: feed.block_tokens.or_else(|| self.engine(rank, now)?.report.block_tokens),
+            .map(|(rank, feed)| {
+                let state = feed.rank_state(&caches.index.rank_stats(rank).unwrap_or_default());
+                Stream {
+                    rank,
+                    state,
+                    misses_events: state.misses_events(feed.state),
+                    is_starting: feed.is_starting(),
+                    applied_seq: feed.applied_seq,
+                    // Events know best; before the first of them the engine's page does.
+                    block_tokens: feed.block_tokens.or_else(|| self.told_block_tokens(rank)),
+                }
             })
             .collect()
     }

@@ -35,9 +35,16 @@ use live::Live;
 use lost::Polls;
 use parking_lot::{Mutex, RwLock};
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
+
+/// The longest prompt of engines of which nothing is known: what most models were trained for at most. A length that is
+/// only claimed (a `Content-Length` whose body was cut) counts no further.
+const USUAL_CONTEXT_TOKENS: u32 = 131_072;
 
 /// One pool: an HAProxy backend that serves one base model.
 #[derive(Debug)]
@@ -52,6 +59,11 @@ pub struct Pool {
     pub adapters: Adapters,
     /// How often prompts matched.
     pub matching: Matching,
+    /// Whether the scheduler follows the answers of booked requests.
+    follows_answers: bool,
+    /// The longest prompt that the engines take, in tokens: as configured, and as they tell; 0 is not known.
+    configured_context: Option<u32>,
+    told_context: AtomicU32,
     /// The ranks, by [`RankId`].
     pub ranks: Vec<Rank>,
     /// What the ranks' caches hold, as far as their events tell.
@@ -131,6 +143,9 @@ impl Pool {
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),
             key: key.clone(),
+            follows_answers: scheduler.follows_answers(),
+            configured_context: pool.max_model_len,
+            told_context: AtomicU32::default(),
             live: Live::new(&ranks, haproxy_poll, engine_poll),
             polls: Mutex::new(Polls::new(ranks.len())),
             ranks,
@@ -142,6 +157,18 @@ impl Pool {
     /// All rank ids.
     pub fn rank_ids(&self) -> impl Iterator<Item = RankId> {
         ids(&self.ranks)
+    }
+
+    /// The longest prompt that an engine takes, in tokens.
+    #[must_use]
+    pub fn context_tokens(&self) -> u32 {
+        let told = || Some(self.told_context.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0);
+        self.configured_context.or_else(told).unwrap_or(USUAL_CONTEXT_TOKENS)
+    }
+
+    /// An engine told of its longest prompt (vLLM `max_model_len`). Of several the longest counts.
+    pub fn learn_context(&self, tokens: u32) {
+        self.told_context.fetch_max(tokens, Ordering::Relaxed);
     }
 
     /// Where the chain of a prompt starts: the caches of each LoRA adapter and of each salt are apart.
@@ -201,5 +228,17 @@ mod tests {
                 .expect("a pool");
             assert!(pool.ranks.iter().all(|rank| rank.ranked == ranked), "{counts:?}");
         }
+    }
+
+    #[test]
+    fn the_longest_prompt_is_the_configured_one_or_the_longest_told() {
+        let mut pool = testing::pool(1, 1);
+        assert_eq!(pool.context_tokens(), USUAL_CONTEXT_TOKENS);
+        pool.learn_context(32_768);
+        pool.learn_context(4_096);
+        assert_eq!(pool.context_tokens(), 32_768);
+        pool.configured_context = Some(8_192);
+        pool.learn_context(1_000_000);
+        assert_eq!(pool.context_tokens(), 8_192);
     }
 }

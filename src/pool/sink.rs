@@ -2,8 +2,10 @@
 
 use super::{CacheView, Pool};
 use crate::{
-    events::{Batch, FeedState, ResetReason, Sink},
-    units::RankId,
+    events::{Batch, FeedState, KvEvent, ResetReason, Sink, Stored},
+    hash::HashKey,
+    index::Index,
+    units::{RankId, SequenceHash, Tier},
 };
 use std::{
     sync::Arc,
@@ -23,13 +25,15 @@ pub struct FeedKey {
 #[derive(Debug)]
 pub struct EventSink {
     pools: Vec<Arc<Pool>>,
+    /// Memory for what a batch has stored behind what, used again by each.
+    stored: Vec<(SequenceHash, SequenceHash)>,
 }
 
 impl EventSink {
     /// A sink for these pools, whose places are the `pool` of the [`FeedKey`]s.
     #[must_use]
     pub const fn new(pools: Vec<Arc<Pool>>) -> Self {
-        Self { pools }
+        Self { pools, stored: Vec::new() }
     }
 
     fn pool(&self, key: FeedKey) -> Option<&Pool> {
@@ -41,11 +45,19 @@ impl Sink for EventSink {
     type Key = FeedKey;
 
     fn apply(&mut self, key: FeedKey, seq: u64, batch: &Batch) -> Option<u64> {
-        let pool = self.pool(key)?;
+        let Self { pools, stored } = self;
+        let pool = pools.get(usize::from(key.pool))?;
         // A clock before the epoch is no clock: the lag is then 0.
         let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let told_since = pool.apply(key.rank, seq, batch, now_seconds);
+        stored.clear();
+        if pool.follows_answers {
+            links(&pool.caches.read().index, &pool.key, key.rank, batch, stored);
+        }
         let mut scheduler = pool.scheduler.lock();
+        for (before, block) in &*stored {
+            scheduler.grow(key.rank, *before, *block);
+        }
         scheduler.progress(
             key.rank,
             |hashes| pool.caches.read().index.depth(key.rank, hashes),
@@ -61,6 +73,8 @@ impl Sink for EventSink {
         if let Some(feed) = caches.feeds.get_mut(key.rank.index()) {
             feed.reset();
         }
+        drop(caches);
+        pool.scheduler.lock().forget_history(key.rank);
     }
 
     fn state(&mut self, key: FeedKey, state: FeedState, applied_seq: Option<u64>) {
@@ -70,6 +84,28 @@ impl Sink for EventSink {
 
     fn removed(&mut self, _: FeedKey) {
         // Ranks do not leave yet: the configuration is static.
+    }
+}
+
+/// Every block that the batch has stored in the GPU tier, with the one before it, where its place is known.
+fn links(
+    index: &Index,
+    key: &HashKey,
+    rank: RankId,
+    batch: &Batch,
+    out: &mut Vec<(SequenceHash, SequenceHash)>,
+) {
+    for event in batch.events() {
+        let KvEvent::Stored(Stored { tier: Tier::Gpu, parent, root, block_hashes, .. }) = event else {
+            continue;
+        };
+        let before = parent.map_or(Some(root), |parent| index.sequence(rank, parent));
+        let Some(mut before) = before else { continue };
+        for block in block_hashes {
+            let next = key.chain(before, *block);
+            out.push((before, next));
+            before = next;
+        }
     }
 }
 

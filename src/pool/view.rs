@@ -73,6 +73,12 @@ impl RankState {
         }
     }
 
+    /// Whether the rank may hold much that its events did not tell of: those that were missed, or all.
+    #[must_use]
+    pub const fn misses_events(self, stream: FeedState) -> bool {
+        !self.is_trusted() || matches!(stream, FeedState::Degraded(_))
+    }
+
     /// Whether the rank's known blocks may be counted on.
     #[must_use]
     pub const fn is_trusted(self) -> bool {

@@ -20,7 +20,7 @@ pub enum State {
     Exact,
     /// The tokens are known, but not every replica's cache is known exactly.
     Degraded,
-    /// Neither tokens nor caches helped.
+    /// Neither tokens nor caches helped, nor what was sent to the replica before.
     LoadOnly,
 }
 
@@ -35,8 +35,10 @@ impl State {
         }
     }
 
-    fn of(known: Option<Known>, streams: &[Stream]) -> Self {
-        if known.is_none() || !streams.iter().any(|stream| stream.state.is_trusted()) {
+    /// `was_sent`: the choice rests on what was sent to its replica before.
+    fn of(known: Option<Known>, streams: &[Stream], was_sent: bool) -> Self {
+        let is_followed = streams.iter().any(|stream| stream.state.is_trusted());
+        if known.is_none() || !is_followed && !was_sent {
             Self::LoadOnly
         } else if known == Some(Known::Unsure) {
             Self::Degraded
@@ -108,6 +110,8 @@ pub struct Chosen {
     pub rank: RankId,
     /// Prompt tokens that its cache holds, on any tier, confirmed by its events.
     pub matched_tokens: u32,
+    /// Prompt tokens that continue them and were sent there of late, which no event has confirmed.
+    pub history_tokens: u32,
     /// How far its cache was known.
     pub state: RankState,
 }
@@ -141,6 +145,7 @@ impl Decision {
         let chosen = choice.chosen().map(|terms| Chosen {
             rank: terms.rank,
             matched_tokens: terms.confirmed.tokens(),
+            history_tokens: terms.history_tokens,
             state: streams
                 .iter()
                 .find(|stream| stream.rank == terms.rank)
@@ -149,16 +154,22 @@ impl Decision {
         let reason = match (&tokens, chosen) {
             (_, None) => Reason::NoReplica,
             (Err(reason), _) => *reason,
-            (Ok((_, known)), Some(chosen)) => match (known, chosen.matched_tokens) {
-                (Known::Whole, 0) => Reason::NoOverlap,
-                (Known::Whole, _) => Reason::Overlap,
-                (_, 0) => Reason::BeginningNoOverlap,
-                (_, _) => Reason::BeginningOverlap,
+            (Ok((_, known)), Some(chosen)) => match (known, chosen.matched_tokens, chosen.history_tokens) {
+                (Known::Whole, 0, 0) => Reason::NoOverlap,
+                (Known::Whole, 0, _) => Reason::History,
+                (Known::Whole, _, _) => Reason::Overlap,
+                (_, 0, 0) => Reason::BeginningNoOverlap,
+                (_, 0, _) => Reason::BeginningHistory,
+                (_, _, _) => Reason::BeginningOverlap,
             },
         };
         Self {
             reason,
-            state: State::of(tokens.as_ref().ok().map(|(_, known)| *known), &streams),
+            state: State::of(
+                tokens.as_ref().ok().map(|(_, known)| *known),
+                &streams,
+                chosen.is_some_and(|chosen| chosen.history_tokens > 0),
+            ),
             pool: Some(Arc::clone(pool)),
             tokens: tokens.ok().map(|(tokens, _)| tokens),
             work: Work::default(),
@@ -201,6 +212,7 @@ impl Decision {
             state = self.state.as_str(),
             prompt_tokens = self.tokens.as_ref().map(Vec::len),
             matched_tokens = self.chosen.map(|chosen| chosen.matched_tokens),
+            history_tokens = self.chosen.map(|chosen| chosen.history_tokens),
             prompt_us = self.stages.prompt.as_micros() as u64,
             lookup_us = self.stages.lookup.as_micros() as u64,
             choice_us = self.stages.choice.as_micros() as u64,
@@ -220,17 +232,19 @@ mod tests {
             let stream = |state: &RankState| Stream {
                 rank: RankId(0),
                 state: *state,
+                misses_events: false,
                 is_starting: false,
                 applied_seq: None,
                 block_tokens: None,
             };
-            State::of(Some(Known::Whole), &states.iter().map(stream).collect::<Vec<_>>())
+            let streams: Vec<_> = states.iter().map(stream).collect();
+            [false, true].map(|was_sent| State::of(Some(Known::Whole), &streams, was_sent))
         };
         let (starting, gap) = (RankState::LoadOnly("connecting"), RankState::Degraded("no_replay"));
-        assert_eq!(of(&[RankState::Exact, RankState::Exact]), State::Exact);
-        assert_eq!(of(&[RankState::Exact, starting]), State::Degraded);
-        assert_eq!(of(&[gap, RankState::NoEvents]), State::Degraded);
-        assert_eq!(of(&[starting, RankState::NoEvents]), State::LoadOnly);
-        assert_eq!(State::of(None, &[]), State::LoadOnly);
+        assert_eq!(of(&[RankState::Exact, RankState::Exact]), [State::Exact; 2]);
+        assert_eq!(of(&[RankState::Exact, starting]), [State::Degraded; 2]);
+        assert_eq!(of(&[gap, RankState::NoEvents]), [State::Degraded; 2]);
+        assert_eq!(of(&[starting, RankState::NoEvents]), [State::LoadOnly, State::Degraded]);
+        assert_eq!(State::of(None, &[], false), State::LoadOnly);
     }
 }

@@ -80,11 +80,13 @@ struct ReplicaExplanation {
     disk_tokens: u32,
     /// Prompt tokens beyond these that count as present because a booked request brings them.
     booked_tokens: u32,
+    /// Prompt tokens beyond all of these that were sent there of late, where its events do not tell all: not confirmed.
+    history_tokens: u32,
     /// The last batch of events applied.
     applied_seq: Option<u64>,
     /// Booked prompt tokens whose prefill is not done.
     prefill_tokens: u64,
-    /// Blocks of the running requests' prompts.
+    /// Blocks of the running requests' prompts, and of their answers where these are followed.
     decode_blocks: usize,
     /// Booked requests.
     requests: u32,
@@ -159,6 +161,7 @@ impl ReplicaExplanation {
             cpu_tokens: terms.confirmed.cpu_tokens,
             disk_tokens: terms.confirmed.disk_tokens,
             booked_tokens: terms.booked_tokens,
+            history_tokens: terms.history_tokens,
             applied_seq: stream.and_then(|stream| stream.applied_seq),
             prefill_tokens: terms.load.prefill_tokens,
             decode_blocks: terms.load.booked_blocks,

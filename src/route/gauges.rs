@@ -17,10 +17,17 @@ impl Router {
         let now = Instant::now();
         for (pool, metrics) in &self.pools {
             refresh_servers(pool, metrics, now);
-            let (loads, counts) = {
+            let (loads, histories, counts) = {
                 let scheduler = pool.scheduler.lock();
-                (scheduler.loads().collect::<Vec<_>>(), scheduler.counts())
+                metrics.prefill_rate.set(scheduler.prefill_rate());
+                let histories = scheduler.histories().collect::<Vec<_>>();
+                (scheduler.loads().collect::<Vec<_>>(), histories, scheduler.counts())
             };
+            for (rank, blocks) in histories {
+                if let Some(gauges) = metrics.ranks.get(rank.index()) {
+                    gauges.history_blocks.set(blocks as f64);
+                }
+            }
             metrics.expired.absolute(counts.expired);
             metrics.lost.absolute(counts.lost);
             metrics.moved.absolute(counts.moved);

@@ -20,7 +20,7 @@ use crate::{
     replica::ServerState,
     request::{Endpoint, RoutingRequest, body, partial},
     select::Ask,
-    spop::{Actions, Handler},
+    spop::{Actions, Handler, Unanswered},
     units::{RequestId, TokenId},
 };
 use bytes::Bytes;
@@ -167,6 +167,7 @@ impl Router {
         let (Some(tokens), Some(chosen)) = (&decision.tokens, decision.chosen) else { return };
         self.metrics.prompt_tokens.increment(tokens.len() as u64);
         self.metrics.matched_tokens.increment(u64::from(chosen.matched_tokens));
+        self.metrics.history_tokens.increment(u64::from(chosen.history_tokens));
         if let (Some(pool), Some(choice)) = (&decision.pool, &decision.choice) {
             let best = choice.terms.iter().map(|terms| terms.confirmed.tokens()).max().unwrap_or(0);
             pool.matching.see(tokens.len(), best);
@@ -219,6 +220,14 @@ impl Handler for RouteHandler {
             }
         }
     }
+
+    fn unanswered(&self, why: Unanswered) {
+        let reason = match why {
+            Unanswered::Late => Reason::Deadline,
+            Unanswered::Panicked => Reason::Internal,
+        };
+        self.0.observe(&Decision::none(reason, None));
+    }
 }
 
 /// A body to be turned into tokens.
@@ -262,10 +271,17 @@ impl Preparing {
     /// The tokens of the whole prompt, by those that are known of it.
     fn estimate(&self, known: usize) -> usize {
         let body_bytes = self.content_length.unwrap_or(0).max(self.body.len() as u64);
-        let by_length = usize::try_from(body_bytes).unwrap_or(usize::MAX) / BYTES_PER_TOKEN;
+        let by_length = claimed_tokens(&self.pool, body_bytes);
         // At least one more, so that all known blocks may count as cached.
         by_length.max(known + 1)
     }
+}
+
+/// The tokens of a body of which only the length is known. A client may claim any length: an engine takes no more than
+/// its context.
+fn claimed_tokens(pool: &Pool, body_bytes: u64) -> usize {
+    let tokens = usize::try_from(body_bytes).unwrap_or(usize::MAX) / BYTES_PER_TOKEN;
+    tokens.min(pool.context_tokens() as usize)
 }
 
 /// Stands for the session of a body that was cut, where the client names none: what its conversation begins with. A
@@ -289,8 +305,8 @@ fn choose(
             (Some(&prompt.tokens[..]), root, prompt.total)
         }
         Err(_) => {
-            let body_bytes = request.content_length.map_or(request.body.len(), |n| n as usize);
-            (None, pool.key.plain_root(), body_bytes / BYTES_PER_TOKEN)
+            let body_bytes = request.content_length.unwrap_or(request.body.len() as u64);
+            (None, pool.key.plain_root(), claimed_tokens(pool, body_bytes))
         }
     };
     let found = pool.lookup(tokens, root, u32::try_from(prompt_tokens).unwrap_or(u32::MAX), started);

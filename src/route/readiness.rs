@@ -2,7 +2,6 @@
 
 use super::Router;
 use serde::Serialize;
-use std::time::Instant;
 
 /// The state of every stream, and whether all is as it should be.
 #[derive(Debug, Serialize)]
@@ -38,9 +37,8 @@ impl Router {
     pub fn readiness(&self) -> Readiness {
         let mut ranks = Vec::new();
         let mut ready = true;
-        let now = Instant::now();
         for pool in self.pools() {
-            for stream in pool.streams(now) {
+            for stream in pool.streams() {
                 let Some(rank) = pool.ranks.get(stream.rank.index()) else { continue };
                 ready &= !stream.is_starting;
                 ranks.push(RankReadiness {

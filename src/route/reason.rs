@@ -49,11 +49,17 @@ reasons! {
     /// No replica of the band holds any of it: chosen by load, session or chance.
     NoOverlap = "no_overlap", Scored;
 
+    /// No events confirm that the chosen replica holds any of it, but a part of it was sent there before, and the events of
+    /// that replica do not tell all.
+    History = "history", Scored;
+
     /// Only the beginning of the prompt is known, and the chosen replica holds a part of it. So it is where the body did
     /// not fit HAProxy's buffer, from the first image on, and where time was too short for more.
     BeginningOverlap = "beginning_overlap", Scored;
     /// The same, and no replica of the band holds any of it.
     BeginningNoOverlap = "beginning_no_overlap", Scored;
+    /// The same as `History`, of the beginning.
+    BeginningHistory = "beginning_history", Scored;
 
     /// The body did not fit HAProxy's buffer, and nothing of the prompt is certain.
     BodyCut = "body_cut", LoadOnly;

@@ -202,25 +202,16 @@ impl RankBook {
         }
     }
 
-    /// Takes in blocks that were stored one behind the other, the first of them behind `before`. What continues a
-    /// booked prompt, and is not another booked prompt itself, is the answer of the oldest request that has come there:
-    /// its context grows. An answer is also the first sign that its prefill is done.
-    pub(super) fn grow(&mut self, mut before: SequenceHash, stored: impl Iterator<Item = SequenceHash>) {
-        if self.tips.is_empty() {
+    /// Takes in that `block` was stored behind `before`. What continues a booked prompt, and is not another booked prompt
+    /// itself, is the answer of the oldest request that has come there: its context grows. An answer is also the first
+    /// sign that its prefill is done.
+    pub(super) fn grow(&mut self, before: SequenceHash, block: SequenceHash) {
+        let Some(id) = self.tips.get(&before).and_then(|ids| ids.first().copied()) else { return };
+        if self.prefixes.begins(block) {
             return;
         }
-        for block in stored {
-            let behind = std::mem::replace(&mut before, block);
-            let at_tip = self.tips.get(&behind).and_then(|ids| ids.first().copied());
-            if let Some(id) = at_tip.filter(|_| !self.prefixes.begins(block)) {
-                self.leave_tip(behind, id);
-                self.tips.entry(block).or_default().push(id);
-                self.grow_one(id, block);
-            }
-        }
-    }
-
-    fn grow_one(&mut self, id: RequestId, block: SequenceHash) {
+        self.leave_tip(before, id);
+        self.tips.entry(block).or_default().push(id);
         if let Some(booking) = self.prefill.remove(&id) {
             self.left_tokens = self.left_tokens.saturating_sub(booking.left_tokens.into());
             self.unfinished_tokens = self.unfinished_tokens.saturating_sub(booking.uncached_tokens.into());

@@ -236,6 +236,12 @@ impl Scheduler {
         self.rate.tokens_per_second()
     }
 
+    /// Whether [`Self::grow`] does anything.
+    #[must_use]
+    pub const fn follows_answers(&self) -> bool {
+        self.config.follow_answers
+    }
+
     /// Blocks in the memory of what was sent to each rank.
     pub fn histories(&self) -> impl Iterator<Item = (RankId, usize)> {
         self.ranks.iter().map(|(rank, state)| (*rank, state.history.blocks()))

@@ -3,7 +3,7 @@
 use super::actions::Actions;
 use super::admission::Refusal;
 use super::frame::FrameId;
-use super::handler::Handler;
+use super::handler::{Handler, Unanswered};
 use super::in_flight::{InFlight, Outcome};
 use super::listen::Stream;
 use super::server::Shared;
@@ -177,6 +177,7 @@ impl<H: Handler> Connection<H> {
             Outcome::Answered(id, actions) => self.ack(id, &actions),
             Outcome::Panicked(id) => {
                 self.shared.metrics.panics.increment(1);
+                self.shared.handler.unanswered(Unanswered::Panicked);
                 self.ack(id, &Actions::none());
             }
             Outcome::Dropped => {}
@@ -199,6 +200,7 @@ impl<H: Handler> Connection<H> {
         let now = Instant::now();
         while let Some(id) = self.in_flight.take_late(now) {
             self.shared.metrics.late.increment(1);
+            self.shared.handler.unanswered(Unanswered::Late);
             self.ack(id, &Actions::none());
         }
         let stalled =

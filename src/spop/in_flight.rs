@@ -58,11 +58,15 @@ impl InFlight {
         Some(self.outcome(result))
     }
 
-    /// Takes out one request whose deadline has passed. The first come are the first due.
+    /// Takes out one request whose deadline has passed. The first come are the first due. What has ended in time, but was
+    /// not seen yet, is not late.
     pub(super) fn take_late(&mut self, now: Instant) -> Option<FrameId> {
         loop {
             let (_, task) = self.deadlines.front().copied().filter(|(deadline, _)| *deadline <= now)?;
             self.deadlines.pop_front();
+            if self.waiting.get(&task).is_some_and(|(_, task)| task.is_finished()) {
+                continue;
+            }
             if let Some((id, abort)) = self.waiting.remove(&task) {
                 abort.abort();
                 return Some(id);

@@ -36,7 +36,7 @@ pub mod varint;
 pub use actions::{Actions, Scope};
 pub use decode::{Message, messages};
 pub use error::DecodeError;
-pub use handler::Handler;
+pub use handler::{Handler, Unanswered};
 pub use listen::ListenAddr;
 pub use server::{BindError, Server, ServerConfig};
 pub use value::Value;

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use kvspoa::metrics::SpopMetrics;
-use kvspoa::spop::{Actions, Handler, ListenAddr, Scope, Server, ServerConfig, messages};
+use kvspoa::spop::{Actions, Handler, ListenAddr, Scope, Server, ServerConfig, Unanswered, messages};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::future::Future;
 use std::io;
@@ -69,6 +69,7 @@ struct Script {
     unblock: Mutex<std::sync::mpsc::Receiver<()>>,
     /// Hears of each `hold` that ends, by an answer or not.
     ended: mpsc::UnboundedSender<()>,
+    unanswered: Arc<Mutex<Vec<Unanswered>>>,
 }
 
 struct OnDrop(mpsc::UnboundedSender<()>);
@@ -110,9 +111,15 @@ impl Handler for Script {
             actions
         }
     }
+
+    fn unanswered(&self, why: Unanswered) {
+        self.unanswered.lock().expect("a lock").push(why);
+    }
 }
 
 pub(crate) struct Agent {
+    /// What the handler was told of answers that did not come.
+    pub(crate) unanswered: Arc<Mutex<Vec<Unanswered>>>,
     addr: ListenAddr,
     /// Lets one `hold` go on for each permit.
     pub(crate) gate: Arc<Semaphore>,
@@ -148,9 +155,15 @@ impl Agent {
         let (sender, ended) = mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
         let (unblock, blocked) = std::sync::mpsc::channel();
-        let script = Script { gate: Arc::clone(&gate), unblock: Mutex::new(blocked), ended: sender };
+        let unanswered = Arc::default();
+        let script = Script {
+            gate: Arc::clone(&gate),
+            unblock: Mutex::new(blocked),
+            ended: sender,
+            unanswered: Arc::clone(&unanswered),
+        };
         let server = tokio::spawn(server.serve(script, shutdown.clone()));
-        Self { addr, gate, unblock, ended, shutdown, server, metrics, _dir: dir }
+        Self { unanswered, addr, gate, unblock, ended, shutdown, server, metrics, _dir: dir }
     }
 
     pub(crate) async fn connect(&self) -> Peer {

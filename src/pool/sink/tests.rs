@@ -4,8 +4,8 @@ use crate::{
     events::{DegradedReason, Groups},
     hash::HashKey,
     pool::{FeedFault, RankState, Watch, view::UNREACHABLE_AFTER},
-    select::{Policy, Scheduler, SchedulerConfig},
-    units::TokenId,
+    select::{Ask, Policy, Scheduler, SchedulerConfig},
+    units::{RequestId, TokenId},
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -23,19 +23,25 @@ struct Scene {
 
 impl Scene {
     fn connecting() -> Self {
+        Self::with(SchedulerConfig::default())
+    }
+
+    fn with(config: SchedulerConfig) -> Self {
         let key = HashKey::from_seed(1);
         let rank = config::Rank {
             events: Some(crate::events::Endpoint::parse("tcp://127.0.0.1:5557").expect("an endpoint")),
             replay: None,
+            cache_blocks: Some(100),
         };
         let pool = config::Pool {
             place: config::Place::default(),
             backend: "be_llm".to_owned(),
             model_dir: None,
             adapters: vec!["configured".to_owned()],
+            max_model_len: None,
             replicas: vec![config::Replica { server: "s1".to_owned(), http: None, ranks: vec![rank] }],
         };
-        let scheduler = Scheduler::new(Policy::LeastLoaded, SchedulerConfig::default(), 1);
+        let scheduler = Scheduler::new(Policy::LeastLoaded, config, 1);
         let pool = Arc::new(
             Pool::new(&pool, &key, 64 << 20, scheduler, Duration::from_secs(1), Duration::from_secs(1))
                 .expect("a pool"),
@@ -65,7 +71,7 @@ impl Scene {
     }
 
     fn rank_state(&self) -> RankState {
-        self.pool.streams(Instant::now())[0].state
+        self.pool.streams()[0].state
     }
 
     fn matched(&self, tokens: &[u32], model: Option<&str>) -> u32 {
@@ -203,11 +209,11 @@ fn another_process_starts_from_nothing() {
 fn a_publisher_that_is_never_heard_is_unreachable_and_no_longer_waited_for() {
     let mut scene = Scene::connecting();
     let mut watch = Watch::default();
-    assert!(scene.pool.streams(Instant::now())[0].is_starting);
+    assert!(scene.pool.streams()[0].is_starting);
     assert_eq!(scene.rank_state(), RankState::LoadOnly("connecting"));
     watch.look(&scene.pool, Instant::now() + UNREACHABLE_AFTER);
     assert_eq!(scene.rank_state(), RankState::LoadOnly("unreachable"));
-    assert!(!scene.pool.streams(Instant::now())[0].is_starting);
+    assert!(!scene.pool.streams()[0].is_starting);
     scene.state(FeedState::Exact);
     assert_eq!(scene.rank_state(), RankState::Exact);
     watch.look(&scene.pool, Instant::now() + 2 * UNREACHABLE_AFTER);
@@ -238,4 +244,49 @@ fn the_lag_is_the_wall_clock_less_the_engines() {
     assert_eq!(scene.pool.caches.read().feeds[0].lag_seconds, 2.5);
     scene.pool.apply(RANK, 1, &batch, 99.0);
     assert_eq!(scene.pool.caches.read().feeds[0].lag_seconds, 0.0, "clocks differ");
+}
+
+#[test]
+fn what_is_stored_behind_a_booked_prompt_is_its_answer() {
+    let mut scene = Scene::with(SchedulerConfig { follow_answers: true, ..SchedulerConfig::default() });
+    scene.state(FeedState::Exact);
+    scene.apply(json!([stored(90, 4, &[9, 9, 9, 9])]));
+    let tokens = PROMPT.map(TokenId);
+    let found = scene.pool.lookup(Some(&tokens), scene.key.plain_root(), 8, Instant::now());
+    let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
+    assert!(scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
+    let load = |scene: &Scene| scene.pool.scheduler.lock().loads().next().expect("a rank").1;
+    let behind = |parent: u64, name: u64, tokens: &[u32]| {
+        with(stored(name, 4, tokens), &json!({ "parent_block_hash": parent }))
+    };
+    // In one batch with the prompt's end; then the next block, the same in another tier, and one of unknown place.
+    scene.apply(json!([stored(1, 4, &PROMPT), behind(2, 3, &[20, 21, 22, 23])]));
+    assert_eq!((load(&scene).context_tokens, load(&scene).decoding), (12, 1));
+    let elsewhere = with(behind(4, 5, &[28, 29, 30, 31]), &json!({ "medium": "CPU" }));
+    scene.apply(json!([behind(3, 4, &[24, 25, 26, 27]), elsewhere, behind(77, 6, &[1, 1, 1, 1])]));
+    assert_eq!(load(&scene).context_tokens, 16);
+}
+
+#[test]
+fn what_was_sent_counts_only_where_events_do_not_tell_all_and_is_forgotten_with_the_cache() {
+    let mut scene = Scene::connecting();
+    let candidate = |scene: &Scene| {
+        let tokens = PROMPT.map(TokenId);
+        let found = scene.pool.lookup(Some(&tokens), scene.key.plain_root(), 8, Instant::now());
+        let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
+        scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now());
+        scene.pool.scheduler.lock().end(RequestId(1), None, Instant::now());
+        (found.candidates[0].trusted, found.candidates[0].history_blocks)
+    };
+    let blocks =
+        |scene: &Scene| scene.pool.scheduler.lock().histories().map(|(_, blocks)| blocks).sum::<usize>();
+    assert_eq!(candidate(&scene), (false, 100));
+    scene.state(FeedState::Exact);
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    assert_eq!(candidate(&scene), (true, 0));
+    scene.state(FeedState::Degraded(DegradedReason::HistoryLost));
+    assert_eq!(candidate(&scene), (true, 100));
+    assert_eq!(blocks(&scene), 2);
+    scene.sink.reset(Scene::FEED, ResetReason::SequenceWentBack);
+    assert_eq!(blocks(&scene), 0);
 }

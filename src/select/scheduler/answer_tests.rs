@@ -23,10 +23,11 @@ fn with_answer(number: u32) -> Vec<SequenceHash> {
     prompt(&[(1, 70), (number, 100)]).sequence(16).to_vec()
 }
 
-/// The rank stores these blocks of a sequence, in one event.
+/// The rank stores these blocks of a sequence.
 fn store(pool: &mut Pool, sequence: &[SequenceHash], blocks: std::ops::Range<usize>) {
-    let before = sequence[blocks.start - 1];
-    pool.scheduler.grow(R0, before, sequence[blocks].iter().copied());
+    for at in blocks {
+        pool.scheduler.grow(R0, sequence[at - 1], sequence[at]);
+    }
 }
 
 fn load(pool: &Pool) -> Load {
@@ -131,15 +132,16 @@ fn a_moved_booking_starts_anew_where_it_is() {
     let from = pool.book(&ask).rank.expect("a candidate");
     let to = RankId(1 - from.0);
     let sequence = with_answer(9);
-    pool.scheduler.grow(from, sequence[3], sequence[4..6].iter().copied());
+    pool.scheduler.grow(from, sequence[3], sequence[4]);
+    pool.scheduler.grow(from, sequence[4], sequence[5]);
     let target = pool.candidates[to.index()].clone();
     assert!(pool.scheduler.move_to(ask.id, &target, pool.now));
     let context = |pool: &Pool, rank: RankId| {
         pool.scheduler.loads().find(|(at, _)| *at == rank).expect("a rank").1.context_tokens
     };
     assert_eq!((context(&pool, from), context(&pool, to)), (0, 70));
-    pool.scheduler.grow(from, sequence[5], sequence[6..7].iter().copied());
-    pool.scheduler.grow(to, sequence[3], sequence[4..5].iter().copied());
+    pool.scheduler.grow(from, sequence[5], sequence[6]);
+    pool.scheduler.grow(to, sequence[3], sequence[4]);
     assert_eq!((context(&pool, from), context(&pool, to)), (0, 80));
 }
 

@@ -102,13 +102,13 @@ impl Scheduler {
         }
     }
 
-    /// Takes in blocks that a rank has stored one behind the other, the first of them behind `before`: what continues a
-    /// booked prompt is its answer, and adds to its context ([`SchedulerConfig::follow_answers`]). To be called before
+    /// Takes in that a rank has stored `block` behind the block `before`: what continues a booked prompt is its answer, and
+    /// adds to its context ([`SchedulerConfig::follow_answers`]). To be called before
     /// [`Self::progress`] with the same news. Blocks that were stored before a booking was made or moved there do not
     /// count.
-    pub fn grow(&mut self, rank: RankId, before: SequenceHash, stored: impl Iterator<Item = SequenceHash>) {
+    pub fn grow(&mut self, rank: RankId, before: SequenceHash, block: SequenceHash) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            state.book.grow(before, stored);
+            state.book.grow(before, block);
         }
     }
 
