@@ -1,6 +1,6 @@
 use crate::select::testing::{BLOCK_TOKENS, Pool, prompt, shares};
 use crate::select::*;
-use crate::units::{RankId, RequestId};
+use crate::units::{RankId, RequestId, SequenceHash};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -295,6 +295,33 @@ fn prefill_ends_with_the_last_full_block_or_by_the_clock_where_no_event_will_com
 }
 
 #[test]
+fn the_prefill_rate_is_learned_from_events_and_used_where_there_are_none() {
+    let mut pool = Pool::new(2, Policy::default());
+    assert_eq!(pool.scheduler.prefill_rate(), 12_000.0);
+    let all = pool.candidates.clone();
+    for text in 0..400 {
+        let ask = pool.ask(&prompt(&[(text, 2_000)]), None);
+        pool.scheduler.book(&ask, &all[..1], pool.now);
+        pool.now += Duration::from_millis(500);
+        pool.prefill(RankId(0), &prompt(&[(text, 1_600)]));
+        pool.now += Duration::from_millis(100);
+        pool.prefill(RankId(0), &ask.prompt);
+        pool.scheduler.end(ask.id, None, pool.now);
+        pool.now += Duration::from_secs(3);
+    }
+    let learned = pool.scheduler.prefill_rate();
+    assert!((3_200.0..3_800.0).contains(&learned), "1,600 tokens in half a second: {learned}");
+    pool.candidates[1].trusted = false;
+    let ask = pool.ask(&prompt(&[(9_999, 3_200)]), None);
+    pool.scheduler.book(&ask, &pool.candidates[1..], pool.now);
+    let decoding = |pool: &Pool| pool.scheduler.loads().last().expect("two").1.decoding;
+    pool.scheduler.tick(pool.now + Duration::from_millis(800));
+    assert_eq!(decoding(&pool), 0);
+    pool.scheduler.tick(pool.now + Duration::from_millis(1_000));
+    assert_eq!(decoding(&pool), 1);
+}
+
+#[test]
 fn a_redispatched_booking_moves_with_its_load() {
     let mut pool = Pool::new(2, Policy::default());
     let ask = pool.ask(&prompt(&[(1, 400)]), Some(9));
@@ -406,11 +433,33 @@ fn hashing_policies_keep_a_key_where_it_is_when_a_rank_goes() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Book { id: u8, head: u8, tail: u8 },
+    Book {
+        id: u8,
+        head: u8,
+        tail: u8,
+    },
     End(u8),
     Move(u8, u8),
-    Prefill { rank: u8, head: u8, tail: u8 },
+    Lose(u8),
+    Prefill {
+        rank: u8,
+        head: u8,
+        tail: u8,
+    },
+    /// Blocks of an answer to that prompt are stored.
+    Answer {
+        rank: u8,
+        head: u8,
+        tail: u8,
+        blocks: u8,
+    },
     SetRanks(u8),
+    /// HAProxy opens or closes a server.
+    Open(u8, bool),
+    /// From here on a rank's events tell all, less, or nothing.
+    Told(u8, u8),
+    /// HAProxy finds nobody at a rank any more: what has appeared elsewhere moves.
+    MoveStrays(u8),
     Wait(u16),
 }
 
@@ -419,14 +468,78 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0..24u8, 0..3u8, 0..4u8).prop_map(|(id, head, tail)| Step::Book { id, head, tail }),
         2 => (0..24u8).prop_map(Step::End),
         1 => (0..24u8, 0..4u8).prop_map(|(id, rank)| Step::Move(id, rank)),
+        1 => (0..24u8).prop_map(Step::Lose),
         2 => (0..4u8, 0..3u8, 0..4u8).prop_map(|(rank, head, tail)| Step::Prefill { rank, head, tail }),
+        2 => (0..4u8, 0..3u8, 0..4u8, 1..4u8)
+            .prop_map(|(rank, head, tail, blocks)| Step::Answer { rank, head, tail, blocks }),
         1 => (1..16u8).prop_map(Step::SetRanks),
+        1 => (0..4u8, any::<bool>()).prop_map(|(rank, open)| Step::Open(rank, open)),
+        1 => (0..4u8, 0..3u8).prop_map(|(rank, told)| Step::Told(rank, told)),
+        1 => (0..4u8).prop_map(Step::MoveStrays),
         1 => (0..20_000u16).prop_map(Step::Wait),
     ]
 }
 
 fn step_prompt(head: u8, tail: u8) -> std::sync::Arc<PromptBlocks> {
-    prompt(&[(u32::from(head), 40), (100 + u32::from(tail), u32::from(tail) * 37)])
+    prompt(&step_segments(head, tail))
+}
+
+fn step_segments(head: u8, tail: u8) -> [(u32, u32); 2] {
+    [(u32::from(head), 40), (100 + u32::from(tail), u32::from(tail) * 37)]
+}
+
+/// What can happen besides a choice. Events come to bookings that are there, to ended ones, and before there are any.
+fn take(pool: &mut Pool, step: &Step) {
+    let now = pool.now;
+    match *step {
+        Step::Book { id, head, tail } => {
+            let session = Some(id.into());
+            let ask = Ask { id: RequestId(id.into()), prompt: step_prompt(head, tail), session };
+            pool.book(&ask);
+        }
+        Step::End(id) => drop(pool.scheduler.end(RequestId(id.into()), None, now)),
+        Step::Move(id, rank) => {
+            let target = pool.candidates[usize::from(rank)].clone();
+            pool.scheduler.move_to(RequestId(id.into()), &target, now);
+        }
+        Step::Lose(id) => drop(pool.scheduler.lose(RequestId(id.into()))),
+        Step::Prefill { rank, head, tail } => pool.prefill(RankId(rank.into()), &step_prompt(head, tail)),
+        Step::Answer { rank, head, tail, blocks } => {
+            let asked = step_prompt(head, tail).sequence(BLOCK_TOKENS).len();
+            let [first, second] = step_segments(head, tail);
+            let answered = prompt(&[first, second, (300, 100)]);
+            let answered = answered.sequence(BLOCK_TOKENS);
+            for at in asked.max(1)..asked.max(1) + usize::from(blocks) {
+                pool.scheduler.grow(RankId(rank.into()), answered[at - 1], answered[at]);
+            }
+        }
+        Step::SetRanks(mask) => {
+            let ranks: Vec<_> = (0..4).filter(|at| mask >> at & 1 == 1).map(RankId).collect();
+            pool.scheduler.set_ranks(&ranks, now);
+        }
+        Step::Open(rank, open) => {
+            pool.candidates[usize::from(rank)].excluded = (!open).then_some(Excluded::Down);
+            pool.scheduler.set_open(RankId(rank.into()), open, now);
+        }
+        Step::Told(rank, told) => {
+            let candidate = &mut pool.candidates[usize::from(rank)];
+            (candidate.trusted, candidate.history_blocks) =
+                [(true, 0), (true, 8), (false, 8)][usize::from(told)];
+        }
+        Step::MoveStrays(from) => {
+            let stored = |rank: RankId, sequence: &[SequenceHash]| {
+                let stored = PromptBlocks::new(u32::MAX, [(BLOCK_TOKENS, sequence.to_vec())]);
+                pool.seen(&stored)[rank.index()].gpu_blocks
+            };
+            for (id, target) in pool.scheduler.strays(RankId(from.into()), stored) {
+                pool.scheduler.move_to(id, &target, now);
+            }
+        }
+        Step::Wait(ms) => {
+            pool.now += Duration::from_millis(ms.into());
+            pool.scheduler.tick(pool.now);
+        }
+    }
 }
 
 proptest! {
@@ -453,38 +566,19 @@ proptest! {
 
     #[test]
     fn loads_are_the_sum_of_the_live_bookings_and_nothing_is_left_at_the_end(
-        steps in prop::collection::vec(step(), 0..120),
+        steps in prop::collection::vec(step(), 0..150),
         policy in 0..6usize,
+        follow_answers: bool,
     ) {
-        let config = SchedulerConfig { max_bookings: 16, lease: Duration::from_secs(30), ..SchedulerConfig::default() };
+        let config = SchedulerConfig {
+            max_bookings: 16,
+            lease: Duration::from_secs(30),
+            follow_answers,
+            ..SchedulerConfig::default()
+        };
         let mut pool = Pool::with_config(4, policies()[policy], config);
         for step in steps {
-            match step {
-                Step::Book { id, head, tail } => {
-                    let ask = Ask {
-                        id: RequestId(id.into()),
-                        prompt: step_prompt(head, tail),
-                        session: Some(id.into()),
-                    };
-                    pool.book(&ask);
-                }
-                Step::End(id) => {
-                    pool.scheduler.end(RequestId(id.into()), None, pool.now);
-                }
-                Step::Move(id, rank) => {
-                    let target = pool.candidates[usize::from(rank)].clone();
-                    pool.scheduler.move_to(RequestId(id.into()), &target, pool.now);
-                }
-                Step::Prefill { rank, head, tail } => pool.prefill(RankId(rank.into()), &step_prompt(head, tail)),
-                Step::SetRanks(mask) => {
-                    let ranks: Vec<_> = (0..4).filter(|at| mask >> at & 1 == 1).map(RankId).collect();
-                    pool.scheduler.set_ranks(&ranks, pool.now);
-                }
-                Step::Wait(ms) => {
-                    pool.now += Duration::from_millis(ms.into());
-                    pool.scheduler.tick(pool.now);
-                }
-            }
+            take(&mut pool, &step);
             let live: Vec<_> = (0..24u8)
                 .filter_map(|id| pool.scheduler.booking(RequestId(id.into())))
                 .map(|(rank, prompt)| (rank, u64::from(prompt.tokens())))
@@ -492,12 +586,16 @@ proptest! {
             prop_assert!(live.len() <= 16);
             for (rank, load) in pool.scheduler.loads() {
                 let here = || live.iter().filter(|(at, _)| *at == rank);
+                let prompts = here().map(|(_, tokens)| tokens).sum::<u64>();
                 prop_assert_eq!(load.requests as usize, here().count());
-                prop_assert_eq!(load.context_tokens, here().map(|(_, tokens)| tokens).sum::<u64>());
+                prop_assert!(load.context_tokens == prompts || follow_answers && load.context_tokens > prompts);
                 prop_assert!(load.prefill_tokens <= load.unfinished_tokens);
-                prop_assert!(load.unfinished_tokens <= load.context_tokens);
+                prop_assert!(load.unfinished_tokens <= prompts);
                 prop_assert!(load.decoding < load.requests || load.prefill_tokens == 0);
             }
+            let Counts { booked, ended, removed, lost, expired, replaced, .. } = pool.scheduler.counts();
+            prop_assert_eq!(booked, live.len() as u64 + ended + removed + lost + expired + replaced);
+            prop_assert!(pool.scheduler.histories().all(|(_, blocks)| blocks <= 8));
         }
         for id in 0..24u8 {
             pool.scheduler.end(RequestId(id.into()), None, pool.now);
