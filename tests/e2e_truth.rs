@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use support::feed_proxy::FeedProxy;
 use support::haproxy::{Binary, for_each_binary};
 use support::http;
-use support::road::{Road, replica_args};
+use support::road::{Feed, Road, Setup, replica_args};
 use support::{eventually, free_port};
 use tokio::runtime::Runtime;
 
@@ -36,6 +36,10 @@ struct Turn {
 
 impl Fleet {
     fn start(binary: &Binary, flags: &[&str]) -> Self {
+        Self::set_up(binary, flags, &Setup::default())
+    }
+
+    fn set_up(binary: &Binary, flags: &[&str], setup: &Setup) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let args: Vec<ReplicaArgs> = (0..2)
             .map(|_| {
@@ -51,8 +55,12 @@ impl Fleet {
             args.iter().map(|args| runtime.block_on(Replica::start(args)).expect("a replica")).collect();
         let proxies: Vec<FeedProxy> =
             args.iter().map(|args| FeedProxy::start(&args.events, "tcp://127.0.0.1:*")).collect();
-        let feeds: Vec<String> = proxies.iter().map(|proxy| proxy.endpoint.clone()).collect();
-        Self { road: Road::with(binary, runtime, replicas, &feeds), args, proxies }
+        let feeds: Vec<Feed> = replicas
+            .iter()
+            .zip(&proxies)
+            .map(|(replica, proxy)| Feed { events: proxy.endpoint.clone(), ..Feed::of(replica) })
+            .collect();
+        Self { road: Road::assemble(binary, runtime, replicas, &feeds, setup), args, proxies }
     }
 
     /// Kills a replica and starts it again at the same addresses.
@@ -60,16 +68,36 @@ impl Fleet {
         let proxy = self.proxies.remove(at);
         let endpoint = proxy.endpoint.clone();
         drop(proxy);
+        self.kill(at);
+        self.revive(at);
+        self.proxies.insert(at, FeedProxy::start(&self.args[at].events, &endpoint));
+    }
+
+    fn kill(&mut self, at: usize) {
         let replica = self.road.replicas.remove(at);
         self.road.runtime.block_on(replica.stop());
+    }
+
+    fn revive(&mut self, at: usize) {
         let replica = self.road.runtime.block_on(Replica::start(&self.args[at])).expect("a replica");
         self.road.replicas.insert(at, replica);
-        self.proxies.insert(at, FeedProxy::start(&self.args[at].events, &endpoint));
+    }
+
+    /// State and reason of a replica's rank, as `/readyz` tells.
+    fn state(&self, at: usize) -> (String, String) {
+        let rank = &self.road.agent.ranks()[at];
+        let text = |field: &str| rank[field].as_str().unwrap_or_default().to_owned();
+        (text("state"), text("reason"))
     }
 
     /// A request past HAProxy: a step of that replica.
     fn step(&self, at: usize, prompt: &[u32]) {
-        let body = json!({ "prompt": prompt, "max_tokens": 1 }).to_string();
+        self.generate(at, prompt, 1);
+    }
+
+    /// The same with so many tokens of an answer.
+    fn generate(&self, at: usize, prompt: &[u32], tokens: u32) {
+        let body = json!({ "prompt": prompt, "max_tokens": tokens }).to_string();
         let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
         assert_eq!(http::send(self.road.replicas[at].http_addr(), &request).status(), 200);
     }
@@ -200,6 +228,52 @@ fn a_reset_is_told_with_the_next_step_so_one_decision_is_wrong_and_then_none() {
 }
 
 #[test]
+fn blocks_that_an_engine_fills_while_its_stream_is_mute_are_found_out_by_its_counters() {
+    for_each_binary(|haproxy| {
+        let fleet = Fleet::start(haproxy, &[]);
+        fleet.step(0, &text(1, 200));
+        fleet.settled(&["exact"]);
+        fleet.proxies[0].control.loss_percent.store(100, Relaxed);
+        // Nothing on the live connection tells that batches are missing.
+        let mut number = 2;
+        eventually("the counters have told", || {
+            number += 1;
+            fleet.generate(0, &text(number, 200), 100);
+            let doubts = fleet.road.agent.metric_with("kvspoa_kv_doubts_total", "reason=\"silent\"");
+            (doubts >= 1.0).then_some(())
+        });
+        let body = json!({ "prompt": text(3, 200) });
+        let known = || held(&fleet.road.agent.explain(COMPLETIONS, &body), "s1")[0];
+        eventually("the replay has told", || (known() == 192).then_some(()));
+        eventually("it is trusted again", || (fleet.state(0).0 == "exact").then_some(()));
+    });
+}
+
+#[test]
+fn a_replica_that_dies_behind_a_live_connection_counts_no_more_until_it_has_proven_what_it_is() {
+    for_each_binary(|haproxy| {
+        let server = |_, address| format!("{address} check inter 200ms fall 2 rise 1");
+        let mut fleet = Fleet::set_up(haproxy, &[], &Setup { server, ..Setup::default() });
+        let prompt = text(1, 200);
+        (0..2).for_each(|at| fleet.step(at, &prompt));
+        fleet.settled(&["exact"]);
+        let held_by = |fleet: &Fleet| {
+            let explained = fleet.road.agent.explain(COMPLETIONS, &json!({ "prompt": prompt }));
+            ["s1", "s2"].map(|server| held(&explained, server)[0])
+        };
+        assert_eq!(held_by(&fleet), [192, 192]);
+        fleet.kill(0);
+        let lost = || ("load_only".to_owned(), "health_lost".to_owned());
+        eventually("HAProxy or the polls have told", || (fleet.state(0) == lost()).then_some(()));
+        assert_eq!(fleet.road.agent.metric("kvspoa_kv_disconnects_total"), 0.0);
+        assert_eq!(held_by(&fleet), [0, 192]);
+        fleet.revive(0);
+        eventually("it has proven that it is another one", || (fleet.state(0).0 == "exact").then_some(()));
+        assert_eq!(held_by(&fleet), [0, 192]);
+    });
+}
+
+#[test]
 fn adapters_and_salts_match_their_own_blocks_and_never_the_base_models() {
     for_each_binary(|haproxy| {
         let fleet = Fleet::start(haproxy, &["--lora", "sql"]);
@@ -239,8 +313,8 @@ fn each_data_parallel_rank_has_blocks_of_its_own_and_is_named_to_the_engine() {
         args.events = format!("tcp://127.0.0.1:{first}");
         args.replay = format!("tcp://127.0.0.1:{}", first + 2);
         let replica = runtime.block_on(Replica::start(&args)).expect("a replica");
-        let feed = replica.ranks()[0].events.clone();
-        let road = Road::with(haproxy, runtime, vec![replica], &[feed]);
+        let feed = Feed::of(&replica);
+        let road = Road::assemble(haproxy, runtime, vec![replica], &[feed], &Setup::default());
         let holders = |prompt: &[u32]| -> Vec<u64> {
             let explanation = road.agent.explain(COMPLETIONS, &json!({ "prompt": prompt }));
             let replicas = explanation["replicas"].as_array().expect("a list").iter();

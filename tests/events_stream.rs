@@ -4,7 +4,7 @@ mod events_support;
 
 use events_support::{Event, Record, names, owned, records};
 use kvspoa::events::stream::{Action, Stream, StreamLimits};
-use kvspoa::events::{Batch, FeedState, Groups, ResetReason};
+use kvspoa::events::{Batch, FeedState, Groups, ResetReason, SuspendReason};
 use kvspoa::hash::HashKey;
 use kvspoa::index::{Index, IndexConfig, Overlaps};
 use kvspoa::sim::{Engine, EngineConfig, HashFormat, Job, OffloadConfig, Prompt, Timing, encode_batch};
@@ -176,7 +176,7 @@ fn a_recorded_restart_resets_the_rank() {
     follower.answer(&[buffered, empty.clone()].concat());
     assert_eq!(follower.applied, [55, 56]);
     follower.reconnect();
-    assert_eq!(follower.stream.state(), FeedState::Suspended);
+    assert_eq!(follower.stream.state(), FeedState::Suspended(SuspendReason::Disconnected));
     assert_eq!(follower.request, Some(56));
     follower.answer_all(&empty);
     assert_eq!(follower.resets, [ResetReason::HistoryGone]);

@@ -5,7 +5,7 @@ mod events_support;
 use events_support::Value;
 use kvspoa::events::{
     AddError, Batch, DegradedReason, Feed, FeedLabels, FeedState, ResetReason, Sink, Subscriber,
-    SubscriberConfig,
+    SubscriberConfig, SuspendReason,
 };
 use kvspoa::hash::HashKey;
 use std::collections::HashSet;
@@ -342,7 +342,7 @@ fn a_restart_of_the_engine_resets_the_rank_before_it_publishes() {
     engine.publish(0..5);
     listener.until(&applied(1, 4));
     let engine = engine.restart();
-    listener.until(&Told::State(1, FeedState::Suspended));
+    listener.until(&Told::State(1, FeedState::Suspended(SuspendReason::Disconnected)));
     assert_eq!(listener.until(&Told::Reset(1, ResetReason::HistoryGone)), [0u64; 0]);
     listener.until(&exact(1));
     engine.wait_for_subscriber();
@@ -400,7 +400,7 @@ fn a_connection_lost_and_found_again_keeps_what_is_known() {
     publisher.set_linger(0).expect("sets");
     publisher.set_rcvtimeo(PATIENCE.as_millis() as i32).expect("sets");
     drop(std::mem::replace(&mut engine.publisher, publisher));
-    listener.until(&Told::State(1, FeedState::Suspended));
+    listener.until(&Told::State(1, FeedState::Suspended(SuspendReason::Disconnected)));
     engine.keep(5);
     bind(&engine.publisher, &engine.events_address);
     assert_eq!(listener.until(&exact(1)), [5]);

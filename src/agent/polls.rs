@@ -118,6 +118,7 @@ impl ServerPolls {
         let servers: Vec<Server> = parse_servers(&answer, &pool.backend)?;
         pool.take_servers(&servers, &booked, now);
         pool.see_servers(&servers, now);
+        pool.doubt_servers(&servers);
         Ok(())
     }
 }
@@ -157,7 +158,7 @@ impl EnginePolls {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let booked = self.pool.booked();
+            let (booked, heard) = (self.pool.booked(), self.pool.heard());
             let answer =
                 timeout(PAGE_TIMEOUT, client::get_within(self.http.as_str(), "/metrics", MAX_PAGE_BYTES));
             let reports = match answer.await {
@@ -172,6 +173,7 @@ impl EnginePolls {
             counter.increment(1);
             self.pool.take_engines(&self.server, &reports, &booked, now);
             self.pool.see_engines(&self.server, &reports, now);
+            self.pool.doubt_engines(&self.server, &reports, &heard);
         }
     }
 }

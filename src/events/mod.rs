@@ -20,6 +20,6 @@ pub use endpoint::{Endpoint, EndpointError};
 pub use event::{KvEvent, Stored};
 pub use groups::Groups;
 pub use sink::Sink;
-pub use stream::{DegradedReason, FeedState, ResetReason};
+pub use stream::{DegradedReason, Doubt, FeedState, ResetReason, SuspendReason};
 pub use subscriber::{AddError, Feed, SocketError, Subscriber, SubscriberConfig};
 pub use wire::BatchError;

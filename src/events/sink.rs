@@ -1,7 +1,7 @@
 //! Where decoded batches go.
 
 use super::batch::Batch;
-use super::stream::{FeedState, ResetReason};
+use super::stream::{Doubt, FeedState, ResetReason};
 use std::fmt::Debug;
 use std::hash::Hash;
 
@@ -21,6 +21,11 @@ pub trait Sink: Send + 'static {
 
     /// The feed's state is now another one. `applied_seq` is the batch applied last.
     fn state(&mut self, feed: Self::Key, state: FeedState, applied_seq: Option<u64>);
+
+    /// What others came to doubt since the last call. Called every 100 ms or so.
+    fn doubts(&mut self) -> Vec<(Self::Key, Doubt)> {
+        Vec::new()
+    }
 
     /// The feed was removed: this is the last call for it, and its key may be used again.
     fn removed(&mut self, feed: Self::Key);

@@ -6,15 +6,15 @@
 //!
 //! One move answers every doubt, the **catch-up**: ask the publisher's replay for its batches from the last one that
 //! was applied (included) on, or from 0 if there is none. The first answer shows whether the publisher is the process
-//! that we followed; what comes after it fills the gap. A catch-up runs at connect, after a reconnect, at a gap, and
-//! once when the stream falls idle. Live batches wait meanwhile, in order.
+//! that we followed; what comes after it fills the gap. A catch-up runs at connect, after a reconnect, at a gap, once
+//! when the stream falls idle, and when others have reason to doubt it. Live batches wait meanwhile, in order.
 
 mod types;
 
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::time::Instant;
-pub use types::{Action, DegradedReason, FeedState, ResetReason, StreamLimits};
+pub use types::{Action, DegradedReason, Doubt, FeedState, ResetReason, StreamLimits, SuspendReason};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// One rank's stream. `P` is a batch's bytes, however the owner holds them.
@@ -37,7 +37,7 @@ pub struct Stream<P> {
     idle_at: Option<Instant>,
     /// Whether the replay endpoint has ever answered.
     answered: bool,
-    /// Neither the live connection nor the replay endpoint says anything any more.
+    /// Neither the live connection nor the replay endpoint says anything, though there should be something.
     silent: bool,
     gaps: u64,
 }
@@ -46,8 +46,8 @@ pub struct Stream<P> {
 enum Phase {
     /// Before the end of the history.
     Connecting,
-    /// Disconnected, or reconnected to a process not yet known to be the same.
-    Suspended,
+    /// The process is not known to be the same as before.
+    Suspended(SuspendReason),
     Following,
 }
 
@@ -107,8 +107,8 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     pub fn state(&self) -> FeedState {
         match (self.phase, self.degraded) {
             (Phase::Connecting, _) => FeedState::Connecting,
-            (Phase::Suspended, _) => FeedState::Suspended,
-            (Phase::Following, _) if self.silent => FeedState::Suspended,
+            (Phase::Suspended(reason), _) => FeedState::Suspended(reason),
+            (Phase::Following, _) if self.silent => FeedState::Suspended(SuspendReason::Silent),
             (Phase::Following, None) => FeedState::Exact,
             (Phase::Following, Some((reason, _))) => FeedState::Degraded(reason),
         }
@@ -151,7 +151,29 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
         self.drop_held();
         self.cancel_catch_up(actions);
         if self.applied.is_some() || self.phase == Phase::Following {
-            self.phase = Phase::Suspended;
+            self.phase = Phase::Suspended(SuspendReason::Disconnected);
+        }
+        self.report(actions);
+    }
+
+    /// Others have reason to doubt a stream that is followed. It is asked for its last batches; what is known does not
+    /// count until it has answered, or spoken by itself.
+    pub fn on_doubt(&mut self, doubt: Doubt, actions: &mut Vec<Action<P>>) {
+        if !self.connected || self.phase != Phase::Following {
+            return;
+        }
+        match doubt {
+            // It has spoken after all.
+            Doubt::Silent if !self.held.is_empty() => return,
+            Doubt::Silent => self.silent = true,
+            Doubt::HealthLost => {
+                self.phase = Phase::Suspended(SuspendReason::HealthLost);
+                // An answer under way may be the old process's.
+                self.cancel_catch_up(actions);
+            }
+        }
+        if self.can_replay && self.catch_up.is_none() {
+            self.begin_catch_up(actions);
         }
         self.report(actions);
     }
@@ -166,6 +188,12 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
         self.postpone_idle(now);
         if self.live_seq.is_some_and(|last| seq <= last) {
             self.reset(ResetReason::SequenceWentBack, actions);
+        }
+        let health_lost = Phase::Suspended(SuspendReason::HealthLost);
+        if self.phase == health_lost && self.live_follows() && seq == self.next() {
+            // The connection was never lost, and its numbers go on: the process is the same.
+            self.cancel_catch_up(actions);
+            self.phase = Phase::Following;
         }
         self.live_seq = Some(seq);
         if seq == 0 && self.applied.is_none() {
@@ -200,7 +228,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             return;
         };
         *last_heard = now;
-        (self.answered, self.silent) = (true, false);
+        self.answered = true;
         if seq < wanted {
             return;
         }
@@ -209,7 +237,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             if first && self.applied != Some(Applied::new(seq, &payload)) {
                 self.reset(ResetReason::HistoryDiffers, actions);
                 self.begin_catch_up(actions);
-            } else if self.phase == Phase::Suspended {
+            } else if self.is_suspended() {
                 self.phase = Phase::Connecting;
             }
         } else if seq > next && !first {
@@ -221,7 +249,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             self.pause(new, DegradedReason::ReplayIncomplete, now, actions);
         } else {
             *new = true;
-            if self.phase == Phase::Suspended {
+            if self.is_suspended() {
                 self.forget(ResetReason::Unproven, actions);
             }
             if seq > self.next() {
@@ -238,13 +266,14 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// when it brings nothing new, or when the last live batch is the last one applied.
     pub fn on_replay_end(&mut self, now: Instant, actions: &mut Vec<Action<P>>) {
         let Some(CatchUp { step: Step::Answering { heard, new, .. }, .. }) = self.catch_up else { return };
-        (self.answered, self.silent) = (true, false);
+        self.answered = true;
         if !heard && self.applied.is_some() {
             self.reset(ResetReason::HistoryGone, actions);
             self.begin_catch_up(actions);
         } else if self.drain_held(actions) && (self.live_follows() || !new && !self.live_is_ahead()) {
             self.catch_up = None;
             self.phase = Phase::Following;
+            self.silent = false;
         } else if new {
             self.request(actions);
         } else {
@@ -311,7 +340,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             self.hold(seq, payload, actions);
         } else {
             if seq > self.next() {
-                if self.phase == Phase::Suspended {
+                if self.is_suspended() {
                     self.forget(ResetReason::Unproven, actions);
                 }
                 self.gaps += 1;
@@ -328,6 +357,10 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
         self.applied.is_some_and(|applied| {
             if seq == applied.seq { applied == Applied::new(seq, payload) } else { self.can_replay }
         })
+    }
+
+    const fn is_suspended(&self) -> bool {
+        matches!(self.phase, Phase::Suspended(_))
     }
 
     /// Where a request starts: with the last batch applied, which is how the process is recognised.
@@ -423,7 +456,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             return;
         }
         // An endpoint that has never answered says nothing about the process by its silence.
-        self.silent = self.answered && catch_up.barren >= self.limits.barren_requests;
+        self.silent |= self.answered && catch_up.barren >= self.limits.barren_requests;
         let wait = self.limits.backoff.saturating_mul(1 << catch_up.barren.min(16));
         let wait = wait.min(self.limits.backoff_max).mul_f64(0.5 + self.rng.f64());
         catch_up.step = Step::Pausing { until: now + wait };
@@ -432,7 +465,7 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// Ends the catch-up without its goal and goes on with what is there.
     fn give_up(&mut self, reason: DegradedReason, actions: &mut Vec<Action<P>>) {
         self.cancel_catch_up(actions);
-        if self.phase == Phase::Suspended {
+        if self.is_suspended() {
             self.forget(ResetReason::Unproven, actions);
         }
         self.phase = Phase::Following;

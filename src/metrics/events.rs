@@ -36,6 +36,8 @@ pub struct EventMetrics {
     pub resets: Counter,
     /// Times that the connection was lost.
     pub disconnects: Counter,
+    /// Times that others had reason to doubt the stream, in the order of the doubts at registration.
+    pub doubts: Vec<Counter>,
     /// The sequence number applied last.
     pub applied_seq: Gauge,
     /// 1 for the state that the feed is in, 0 for the others, in the order of the states at registration.
@@ -45,7 +47,12 @@ pub struct EventMetrics {
 impl EventMetrics {
     /// Registers one rank's metrics with the process's recorder.
     #[must_use]
-    pub fn register(labels: &FeedLabels, skip_reasons: &[&'static str], states: &[&'static str]) -> Self {
+    pub fn register(
+        labels: &FeedLabels,
+        skip_reasons: &[&'static str],
+        states: &[&'static str],
+        doubts: &[&'static str],
+    ) -> Self {
         let FeedLabels { pool, server, rank } = labels.clone();
         let labels = [("pool", pool), ("server", server), ("rank", rank.to_string())];
         let with = |name: &'static str, value: &'static str| {
@@ -67,6 +74,10 @@ impl EventMetrics {
             replays: counter!("kvspoa_kv_replays_total", &labels),
             resets: counter!("kvspoa_kv_resets_total", &labels),
             disconnects: counter!("kvspoa_kv_disconnects_total", &labels),
+            doubts: doubts
+                .iter()
+                .map(|reason| counter!("kvspoa_kv_doubts_total", &with("reason", reason)))
+                .collect(),
             applied_seq: gauge!("kvspoa_kv_applied_seq", &labels),
             states: states
                 .iter()

@@ -215,6 +215,7 @@ impl Pool {
         }
         self.live.servers.store(Arc::new(servers));
         self.sync_open(now);
+        self.doubt_server(server, !up);
     }
 
     /// Takes in what the engines of one replica reported. `booked` are our bookings when they were asked.

@@ -5,9 +5,11 @@
 //! engines is swapped in whole and read without a lock.
 
 mod adapters;
+mod doubts;
 mod live;
 mod lookup;
 mod lost;
+mod silence;
 mod sink;
 #[cfg(test)]
 mod testing;
@@ -31,6 +33,7 @@ use crate::{
     select::Scheduler,
     units::{RankId, SequenceHash, Tier},
 };
+use doubts::Doubts;
 use live::Live;
 use lost::Polls;
 use parking_lot::{Mutex, RwLock};
@@ -73,6 +76,7 @@ pub struct Pool {
     live: Live,
     /// Taken before `scheduler`.
     polls: Mutex<Polls>,
+    doubts: Doubts,
 }
 
 /// One rank as HAProxy and the engine know it.
@@ -148,6 +152,7 @@ impl Pool {
             told_context: AtomicU32::default(),
             live: Live::new(&ranks, haproxy_poll, engine_poll),
             polls: Mutex::new(Polls::new(ranks.len())),
+            doubts: Doubts::new(ranks.len()),
             ranks,
             caches,
             scheduler: Mutex::new(scheduler),

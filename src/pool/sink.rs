@@ -2,7 +2,7 @@
 
 use super::{CacheView, Pool};
 use crate::{
-    events::{Batch, FeedState, KvEvent, ResetReason, Sink, Stored},
+    events::{Batch, Doubt, FeedState, KvEvent, ResetReason, Sink, Stored},
     hash::HashKey,
     index::Index,
     units::{RankId, SequenceHash, Tier},
@@ -80,6 +80,14 @@ impl Sink for EventSink {
     fn state(&mut self, key: FeedKey, state: FeedState, applied_seq: Option<u64>) {
         let Some(pool) = self.pool(key) else { return };
         CacheView::set_state(&pool.caches, key.rank, state, applied_seq, Instant::now());
+    }
+
+    fn doubts(&mut self) -> Vec<(FeedKey, Doubt)> {
+        let of_pool = |(place, pool): (u16, &Arc<Pool>)| {
+            let key = move |(rank, doubt)| (FeedKey { pool: place, rank }, doubt);
+            pool.take_doubts().into_iter().map(key)
+        };
+        (0..).zip(&self.pools).flat_map(of_pool).collect()
     }
 
     fn removed(&mut self, _: FeedKey) {

@@ -2,7 +2,7 @@
 
 use super::{Rank, turnover::Turnover};
 use crate::{
-    events::{Batch, FeedState, KvEvent},
+    events::{Batch, FeedState, KvEvent, SuspendReason},
     index::{Applied, Index, RankStats},
     units::{EngineHash, RankId, Tier},
 };
@@ -95,11 +95,13 @@ pub enum FeedFault {
     NoTokenIds,
     /// The size of its blocks changed under way.
     BlockSizeChanged,
+    /// The engine computes blocks, and its events say nothing of them.
+    Silent,
 }
 
 impl FeedFault {
     /// All faults, in the order of their gauges.
-    pub const ALL: [Self; 3] = [Self::Unreachable, Self::NoTokenIds, Self::BlockSizeChanged];
+    pub const ALL: [Self; 4] = [Self::Unreachable, Self::NoTokenIds, Self::BlockSizeChanged, Self::Silent];
 
     /// The fault's name in metrics and answers.
     #[must_use]
@@ -108,6 +110,7 @@ impl FeedFault {
             Self::Unreachable => "unreachable",
             Self::NoTokenIds => "no_token_ids",
             Self::BlockSizeChanged => "block_size_changed",
+            Self::Silent => "silent",
         }
     }
 
@@ -118,6 +121,9 @@ impl FeedFault {
             Self::Unreachable => "no KV events were ever heard: is the port right, and are events on?",
             Self::NoTokenIds => "KV events carry no token ids: no prompt can match this replica",
             Self::BlockSizeChanged => "KV events changed their block size: the replica's index starts anew",
+            Self::Silent => {
+                "the engine computes blocks but its KV events say nothing: is the stream cut, is prefix caching on?"
+            }
         }
     }
 }
@@ -137,12 +143,16 @@ pub struct Feed {
     pub lag_seconds: f64,
     /// Times that the block size changed under way.
     pub size_changes: u64,
+    /// Batches applied, ever: tells whether the stream has spoken.
+    pub heard: u64,
     other_size: Option<(u32, u32)>,
     size_changed: bool,
     window_groups: bool,
     stores_without_tokens: u32,
     heard_tokens: bool,
     unreachable: bool,
+    /// Whether the engine computed blocks of which nothing was heard.
+    silent: bool,
     connecting_since: Instant,
     /// While the stream is degraded.
     turnover: Option<Turnover>,
@@ -157,12 +167,14 @@ impl Feed {
             block_tokens: None,
             lag_seconds: 0.0,
             size_changes: 0,
+            heard: 0,
             other_size: None,
             size_changed: false,
             window_groups: false,
             stores_without_tokens: 0,
             heard_tokens: false,
             unreachable: false,
+            silent: false,
             connecting_since: now,
             turnover: None,
         }
@@ -175,9 +187,10 @@ impl Feed {
             return RankState::NoEvents;
         }
         match self.state {
-            FeedState::Connecting | FeedState::Suspended => {
+            FeedState::Connecting => {
                 RankState::LoadOnly(self.fault().map_or(self.state.as_str(), FeedFault::as_str))
             }
+            FeedState::Suspended(reason) => RankState::LoadOnly(reason.as_str()),
             _ if self.fault() == Some(FeedFault::NoTokenIds) => {
                 RankState::LoadOnly(FeedFault::NoTokenIds.as_str())
             }
@@ -207,6 +220,8 @@ impl Feed {
             Some(FeedFault::NoTokenIds)
         } else if self.size_changed {
             Some(FeedFault::BlockSizeChanged)
+        } else if self.silent || matches!(self.state, FeedState::Suspended(SuspendReason::Silent)) {
+            Some(FeedFault::Silent)
         } else {
             None
         }
@@ -215,7 +230,8 @@ impl Feed {
     /// A batch is about to be applied. Returns whether the rank's blocks must be forgotten first, because its blocks
     /// are of another size now. `now_seconds` is the wall clock's, since the epoch.
     fn see(&mut self, batch: &Batch, now_seconds: f64) -> bool {
-        self.unreachable = false;
+        (self.unreachable, self.silent) = (false, false);
+        self.heard += 1;
         self.window_groups = batch.has_window_groups();
         if matches!(self.state, FeedState::Exact | FeedState::Degraded(_)) {
             self.lag_seconds = (now_seconds - batch.timestamp_seconds()).max(0.0);
@@ -257,8 +273,14 @@ impl Feed {
 
     /// Another process publishes.
     pub(super) fn reset(&mut self) {
-        let Self { configured, state, size_changes, connecting_since, .. } = *self;
-        *self = Self { state, size_changes, ..Self::new(configured, connecting_since) };
+        let Self { configured, state, size_changes, heard, connecting_since, .. } = *self;
+        // A new process is news too.
+        *self = Self { state, size_changes, heard: heard + 1, ..Self::new(configured, connecting_since) };
+    }
+
+    /// The engine computed blocks of which nothing was heard.
+    pub(super) fn see_silence(&mut self) {
+        self.silent = true;
     }
 
     fn set_state(&mut self, state: FeedState, applied_seq: Option<u64>, now: Instant) {

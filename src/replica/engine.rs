@@ -15,6 +15,13 @@ pub struct EngineReport {
     pub block_tokens: Option<u32>,
     /// Blocks of its GPU cache (`vllm:cache_config_info`).
     pub capacity_blocks: Option<u32>,
+    /// Requests that have had their first token, ever (`vllm:time_to_first_token_seconds_count`).
+    pub first_tokens: Option<u64>,
+    /// Tokens generated, ever (`vllm:generation_tokens_total`).
+    pub generated_tokens: Option<u64>,
+    /// Prompt tokens computed, ever, counted with the first token (`vllm:prompt_tokens_by_source_total`); 0 where older
+    /// versions do not tell.
+    pub computed_tokens: u64,
 }
 
 impl EngineReport {
@@ -58,6 +65,11 @@ pub fn parse_engine_page(page: &str) -> Vec<EngineReport> {
                 report.block_tokens = number("block_size");
                 report.capacity_blocks = number("num_gpu_blocks");
             }
+            "time_to_first_token_seconds_count" => report.first_tokens = Some(value as u64),
+            "generation_tokens_total" => report.generated_tokens = Some(value as u64),
+            "prompt_tokens_by_source_total" if label(labels, "source") == Some("local_compute") => {
+                report.computed_tokens = value as u64;
+            }
             _ => {}
         }
     }
@@ -78,6 +90,9 @@ fn sample(line: &str) -> Option<(&str, &str, f64)> {
             | "kv_cache_usage_perc"
             | "gpu_cache_usage_perc"
             | "cache_config_info"
+            | "time_to_first_token_seconds_count"
+            | "generation_tokens_total"
+            | "prompt_tokens_by_source_total"
     ) {
         return None;
     }
@@ -108,7 +123,7 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// NaN and negative values are none, and the largest count is the largest that fits.
+/// NaN and negative values are none, and the largest count is the largest that fits. The same holds for `as u64`.
 fn count(value: f64) -> u32 {
     value as u32
 }
@@ -127,6 +142,11 @@ vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.25
 vllm:kv_cache_usage_perc{engine="7",model_name="m"} 0.5
 vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="1",num_cpu_blocks="None",num_gpu_blocks="120"} 1.0
 vllm:cache_config_info{block_size="None",engine="0",num_gpu_blocks="0"} 1.0
+vllm:time_to_first_token_seconds_bucket{engine="1",le="0.001"} 7.0
+vllm:time_to_first_token_seconds_count{engine="1",model_name="m"} 8.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 1.5e+03
+vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="local_compute"} 400.0
+vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="local_cache_hit"} 9000.0
 process_open_fds 12
 "#;
 
@@ -140,6 +160,9 @@ process_open_fds 12
             kv_usage: 0.25,
             block_tokens: Some(32),
             capacity_blocks: Some(120),
+            first_tokens: Some(8),
+            generated_tokens: Some(1500),
+            computed_tokens: 400,
         };
         assert_eq!(reports, [EngineReport { running: 1, ..EngineReport::default() }, second]);
         assert_eq!(second.requests(), 5);

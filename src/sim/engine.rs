@@ -217,6 +217,9 @@ impl Engine {
             if request.sequence.len() == request.sequence.prompt_tokens() {
                 let cached_now = request.sequence.named() * self.cache.block_tokens();
                 request.cached.created_tokens = cached_now.saturating_sub(request.cached.tokens());
+                let computed = request.sequence.prompt_tokens().saturating_sub(request.cached.tokens());
+                self.stats.first_tokens += 1;
+                self.stats.computed_tokens += computed as u64;
             }
             self.cache.push(&mut request.sequence, token);
             let is_last = request.answer.is_empty();

@@ -98,4 +98,8 @@ pub struct EngineStats {
     pub prompt_tokens: u64,
     /// `vllm:generation_tokens_total`.
     pub generated_tokens: u64,
+    /// `vllm:time_to_first_token_seconds_count`.
+    pub first_tokens: u64,
+    /// `vllm:prompt_tokens_by_source_total{source="local_compute"}`: with the first token, as vLLM counts.
+    pub computed_tokens: u64,
 }

@@ -32,6 +32,9 @@ const SERIES: &[(&str, &str, &str, Value)] = &[
     }),
     ("vllm:prompt_tokens_total", "counter", "Prompt tokens of all requests.", |s| s.prompt_tokens as f64),
     ("vllm:generation_tokens_total", "counter", "Tokens generated.", |s| s.generated_tokens as f64),
+    ("vllm:time_to_first_token_seconds_count", "counter", "Requests that have had their first token.", |s| {
+        s.first_tokens as f64
+    }),
 ];
 
 /// The page in Prometheus' text format; one series a rank, told apart by the label `engine`.
@@ -44,6 +47,15 @@ pub(super) fn render(model: &str, info: &CacheInfo, ranks: &[(u16, EngineStats)]
         for (rank, stats) in ranks {
             let _ = writeln!(page, "{name}{{engine=\"{rank}\",model_name=\"{model}\"}} {:?}", value(stats));
         }
+    }
+    let name = "vllm:prompt_tokens_by_source_total";
+    let _ = writeln!(page, "# HELP {name} Prompt tokens by where they came from.\n# TYPE {name} counter");
+    for (rank, stats) in ranks {
+        let computed = stats.computed_tokens as f64;
+        let _ = writeln!(
+            page,
+            "{name}{{engine=\"{rank}\",model_name=\"{model}\",source=\"local_compute\"}} {computed:?}"
+        );
     }
     let name = "vllm:cache_config_info";
     let _ = writeln!(page, "# HELP {name} How the KV cache is laid out.\n# TYPE {name} gauge");

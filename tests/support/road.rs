@@ -46,6 +46,23 @@ pub(crate) struct Setup<'a> {
     pub(crate) log: bool,
     /// What follows `server NAME` in HAProxy, from the number of the replica and its address.
     pub(crate) server: fn(usize, SocketAddr) -> String,
+    /// Whether to wait until the agent has heard all replicas.
+    pub(crate) ready: bool,
+}
+
+/// Where the agent hears a replica.
+#[derive(Clone, Debug)]
+pub(crate) struct Feed {
+    pub(crate) events: String,
+    pub(crate) replay: Option<String>,
+}
+
+impl Feed {
+    /// The replica's own.
+    pub(crate) fn of(replica: &Replica) -> Self {
+        let rank = &replica.ranks()[0];
+        Self { events: rank.events.clone(), replay: Some(rank.replay.clone()) }
+    }
 }
 
 impl Default for Setup<'_> {
@@ -56,6 +73,7 @@ impl Default for Setup<'_> {
             bufsize: BUFSIZE,
             log: true,
             server: |_, address| address.to_string(),
+            ready: true,
         }
     }
 }
@@ -73,24 +91,23 @@ impl Road {
         let replicas: Vec<Replica> = (0..setup.replicas)
             .map(|_| runtime.block_on(Replica::start(&args)).expect("a replica"))
             .collect();
-        let feeds = replicas.iter().map(|r| r.ranks()[0].events.clone()).collect::<Vec<_>>();
+        let feeds: Vec<Feed> = replicas.iter().map(Feed::of).collect();
         Self::assemble(binary, runtime, replicas, &feeds, setup)
     }
 
-    /// The same with replicas that run already, and the endpoints where the agent hears each of them.
-    pub(crate) fn with(binary: &Binary, runtime: Runtime, replicas: Vec<Replica>, feeds: &[String]) -> Self {
-        Self::assemble(binary, runtime, replicas, feeds, &Setup::default())
-    }
-
-    fn assemble(
+    /// The same with replicas that run already, and where the agent hears each of them.
+    pub(crate) fn assemble(
         binary: &Binary,
         runtime: Runtime,
         replicas: Vec<Replica>,
-        feeds: &[String],
+        feeds: &[Feed],
         setup: &Setup,
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = AgentProcess::start(directory.path(), &replicas, feeds);
+        if setup.ready {
+            agent.wait_until_ready();
+        }
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let files = haproxy_files(directory.path(), address, &agent, &replicas, setup);
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
@@ -160,28 +177,31 @@ pub(crate) struct AgentProcess {
 }
 
 impl AgentProcess {
-    fn start(dir: &Path, replicas: &[Replica], feeds: &[String]) -> Self {
+    fn start(dir: &Path, replicas: &[Replica], feeds: &[Feed]) -> Self {
         let [spop, admin, log] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         let mut text = format!(
             "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n[[pool]]\nbackend = \"{POOL}\"\n",
             dir.join(RUNTIME_SOCKET).display()
         );
-        for (number, (replica, events)) in replicas.iter().zip(feeds).enumerate() {
-            write!(
-                text,
-                "[[pool.replica]]\nserver = \"s{}\"\nhttp = \"{}\"\nevents = \"{events}\"\nreplay = \"{}\"\n",
-                number + 1,
-                replica.http_addr(),
-                replica.ranks()[0].replay
-            )
-            .expect("a string");
+        for (number, (replica, Feed { events, replay })) in replicas.iter().zip(feeds).enumerate() {
+            let (number, http) = (number + 1, replica.http_addr());
+            writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"\nhttp = \"{http}\"").expect("a string");
+            writeln!(text, "events = \"{events}\"").expect("a string");
+            if let Some(replay) = replay {
+                writeln!(text, "replay = \"{replay}\"").expect("a string");
+            }
             writeln!(text, "ranks = {}", replica.ranks().len()).expect("a string");
         }
         let config = write(dir, "kvspoa.toml", &text);
         let child = spawn(&config);
         let agent = Self { spop, admin, log, config, child };
-        agent.wait_until_ready();
+        eventually("the agent answers", || std::net::TcpStream::connect(agent.admin).ok());
         agent
+    }
+
+    /// What it has logged.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(log_file(&self.config)).expect("a log")
     }
 
     /// As `kill -9` does.
@@ -250,20 +270,30 @@ impl Drop for AgentProcess {
         if std::thread::panicking() && std::net::TcpStream::connect(self.admin).is_ok() {
             let metrics = http::get(self.admin, "/metrics").text();
             let told = metrics.lines().filter(|line| !line.starts_with('#') && !line.ends_with(" 0"));
-            eprintln!("the agent's metrics:\n{}", told.collect::<Vec<_>>().join("\n"));
+            eprintln!(
+                "the agent's metrics:\n{}\nIts log:\n{}",
+                told.collect::<Vec<_>>().join("\n"),
+                self.said()
+            );
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
+fn log_file(config: &Path) -> PathBuf {
+    config.with_extension("log")
+}
+
 fn spawn(config: &Path) -> Child {
+    let log = std::fs::OpenOptions::new().append(true).create(true).open(log_file(config)).expect("a log");
     Command::new(env!("CARGO_BIN_EXE_kvspoa"))
         .arg("run")
         .arg("--config")
         .arg(config)
         .env("KVSPOA_LOG", "warn")
         .stdin(Stdio::null())
+        .stderr(log)
         .spawn()
         .expect("the agent starts")
 }

@@ -31,6 +31,8 @@ enum Happening {
     Restart,
     /// Time passes.
     Wait(u64),
+    /// Others doubt the stream, with reason or without.
+    Doubt(Doubt),
 }
 
 fn happening() -> impl Strategy<Value = Happening> {
@@ -44,6 +46,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Restart),
         3 => (1u64..400).prop_map(Happening::Wait),
         1 => (20_000u64..90_000).prop_map(Happening::Wait),
+        1 => prop_oneof![Just(Doubt::Silent), Just(Doubt::HealthLost)].prop_map(Happening::Doubt),
     ]
 }
 
@@ -167,6 +170,7 @@ impl World {
                 self.now += Duration::from_millis(ms);
                 self.tell(|stream, now, actions| stream.on_tick(now, actions));
             }
+            Happening::Doubt(doubt) => self.tell(|stream, _, actions| stream.on_doubt(doubt, actions)),
             Happening::Disconnect | Happening::Connect => {}
         }
     }

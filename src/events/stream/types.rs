@@ -11,8 +11,8 @@ pub enum FeedState {
     Exact,
     /// Some of it is missing for good: what is known may be wrong until the cache is reset.
     Degraded(DegradedReason),
-    /// The connection was lost: what is known counts no more until the stream proves that the process is the same.
-    Suspended,
+    /// What is known counts no more until the stream proves that it still holds.
+    Suspended(SuspendReason),
 }
 
 impl FeedState {
@@ -23,7 +23,53 @@ impl FeedState {
             Self::Connecting => "connecting",
             Self::Exact => "exact",
             Self::Degraded(_) => "degraded",
-            Self::Suspended => "suspended",
+            Self::Suspended(_) => "suspended",
+        }
+    }
+}
+
+/// Why what is known does not count for now.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SuspendReason {
+    /// The connection was lost: the process may be another one.
+    Disconnected,
+    /// The replica failed its health checks: the process may be another one.
+    HealthLost,
+    /// The stream says nothing, though it should: the engine computes blocks, or its replay endpoint answered before.
+    Silent,
+}
+
+impl SuspendReason {
+    /// The reason's name in metrics and answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Disconnected => "disconnected",
+            Self::HealthLost => "health_lost",
+            Self::Silent => "silent",
+        }
+    }
+}
+
+/// What others found that speaks against a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Doubt {
+    /// HAProxy has the server as down, or the engine no longer answers over HTTP.
+    HealthLost,
+    /// The engine's own counters say that it filled blocks, and the stream said nothing of them.
+    Silent,
+}
+
+impl Doubt {
+    /// All doubts, in the order of their counters.
+    pub const ALL: [Self; 2] = [Self::HealthLost, Self::Silent];
+
+    /// The doubt's name in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::HealthLost => SuspendReason::HealthLost.as_str(),
+            Self::Silent => SuspendReason::Silent.as_str(),
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::events::batch::{Batch, SkipReason};
 use crate::events::endpoint::Endpoint;
 use crate::events::groups::Groups;
 use crate::events::sink::Sink;
-use crate::events::stream::{Action, FeedState, Stream};
+use crate::events::stream::{Action, Doubt, FeedState, Stream};
 use crate::metrics::{EventMetrics, FeedLabels};
 use smallvec::SmallVec;
 use std::sync::mpsc;
@@ -92,6 +92,7 @@ impl<S: Sink> Worker<S> {
             let now = Instant::now();
             if now >= next_tick {
                 next_tick = now + TICK;
+                self.take_doubts();
                 for at in 0..self.slots.len() {
                     self.act(at, |stream, actions| stream.on_tick(now, actions));
                 }
@@ -136,8 +137,9 @@ impl<S: Sink> Worker<S> {
                     self.feeds_ever += 1;
                     let seed = self.config.seed.wrapping_add(self.feeds_ever);
                     let stream = Stream::new(replay.is_some(), self.config.stream, seed);
+                    let reasons = SkipReason::ALL.map(SkipReason::as_str);
                     let metrics =
-                        EventMetrics::register(&labels, &SkipReason::ALL.map(SkipReason::as_str), &STATES);
+                        EventMetrics::register(&labels, &reasons, &STATES, &Doubt::ALL.map(Doubt::as_str));
                     set_state(&metrics, stream.state());
                     let groups = Groups::default();
                     self.slots.push(Slot { key, labels, live, replay, stream, groups, metrics });
@@ -150,6 +152,17 @@ impl<S: Sink> Worker<S> {
                 Err(mpsc::TryRecvError::Empty) => return true,
                 Ok(Command::Stop) | Err(mpsc::TryRecvError::Disconnected) => return false,
             }
+        }
+    }
+
+    fn take_doubts(&mut self) {
+        for (key, doubt) in self.sink.doubts() {
+            let Some(at) = self.slots.iter().position(|slot| slot.key == key) else { continue };
+            if let Some(slot) = self.slots.get(at) {
+                let counters = slot.metrics.doubts.iter().zip(Doubt::ALL);
+                counters.filter(|(_, of)| *of == doubt).for_each(|(counter, _)| counter.increment(1));
+            }
+            self.act(at, |stream, actions| stream.on_doubt(doubt, actions));
         }
     }
 
@@ -299,6 +312,9 @@ fn log_state(labels: &FeedLabels, state: FeedState, applied_seq: Option<u64>) {
     match state {
         FeedState::Degraded(reason) => {
             tracing::warn!(pool, server, rank, applied_seq, reason = reason.as_str(), "KV events degraded");
+        }
+        FeedState::Suspended(reason) => {
+            tracing::info!(pool, server, rank, applied_seq, reason = reason.as_str(), "KV events suspended");
         }
         _ => tracing::info!(pool, server, rank, applied_seq, state = state.as_str(), "KV events"),
     }

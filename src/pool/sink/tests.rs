@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     config,
-    events::{DegradedReason, Groups},
+    events::{DegradedReason, Groups, SuspendReason},
     hash::HashKey,
     pool::{FeedFault, RankState, Watch, view::UNREACHABLE_AFTER},
     select::{Ask, Policy, Scheduler, SchedulerConfig},
@@ -121,8 +121,8 @@ fn the_streams_own_reason_is_told_first_and_a_lost_connection_takes_all_credit()
     scene.state(FeedState::Degraded(DegradedReason::HistoryLost));
     assert_eq!(scene.rank_state(), RankState::Degraded("history_lost"));
     assert_eq!(scene.matched(&PROMPT, None), 2);
-    scene.state(FeedState::Suspended);
-    assert_eq!(scene.rank_state(), RankState::LoadOnly("suspended"));
+    scene.state(FeedState::Suspended(SuspendReason::Disconnected));
+    assert_eq!(scene.rank_state(), RankState::LoadOnly("disconnected"));
     assert_eq!(scene.matched(&PROMPT, None), 0);
 }
 
