@@ -91,14 +91,25 @@ def disabled_effort(template: str, tokenizer: PreTrainedTokenizerFast) -> str:
     return "low" if same else "none"
 
 
-def main(root: Path) -> None:
-    fixtures = root / "tests/fixtures/templates"
+KINDS = {"": chat, "-messages": messages, "-responses": responses}
+
+
+def tiny_tokenizer(root: Path) -> PreTrainedTokenizerFast:
     hf._try_get_processor_chat_template = lambda *_, **__: None
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_file=str(root / "src/prompt/tiny/tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
-    for suffix, make in {"": chat, "-messages": messages, "-responses": responses}.items():
-        bodies = json.loads((fixtures / f"bodies{suffix}.json").read_text(encoding="utf-8"))
+
+
+def bodies_of(root: Path, suffix: str) -> dict[str, dict]:
+    return json.loads((root / f"tests/fixtures/templates/bodies{suffix}.json").read_text(encoding="utf-8"))
+
+
+def main(root: Path) -> None:
+    fixtures = root / "tests/fixtures/templates"
+    tokenizer = tiny_tokenizer(root)
+    for suffix, make in KINDS.items():
+        bodies = bodies_of(root, suffix)
         texts: dict[str, dict[str, str | None]] = {}
         for template in sorted(fixtures.glob("*.jinja")):
             texts[template.stem] = {}
@@ -112,4 +123,5 @@ def main(root: Path) -> None:
         (fixtures / f"texts{suffix}.json").write_text(written + "\n", encoding="utf-8")
 
 
-main(Path(sys.argv[1]))
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,19 +1,30 @@
 //! What a real vLLM 0.32.0 made of request bodies, against ours: the texts of templates, and the token ids of Qwen3.
 //!
-//! The tokenizer of Qwen3 is not part of the repository: `scripts/fetch-tokenizers` fetches it.
+//! The tokenizer of Qwen3 is not part of the repository: `scripts/fetch-tokenizers` fetches it. Neither are the
+//! templates of real models: `scripts/template-matrix` fetches them and renders them in vLLM.
 
-use kvspoa::prompt::Model;
+use kvspoa::prompt::{Model, ModelOptions, PromptError};
 use kvspoa::request::body::{Endpoint, PromptInput, parse};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Refusals that depend on the engine's options or limits, or on the name of the model: nothing in the body tells.
 const REFUSED_BY_THE_ENGINE_ALONE: [&str; 4] =
     ["tools-auto-unset", "wrong-model", "ids-out-of-vocabulary", "too-long"];
 
+/// The directory that `variable` names, or else the one of this name in the user's cache.
+fn fetched(variable: &str, name: &str) -> Option<PathBuf> {
+    let cache = || {
+        let own = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
+        Some(std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(own)?.join("kvspoa").join(name))
+    };
+    std::env::var_os(variable).map(PathBuf::from).or_else(cache)
+}
+
 fn tokenizer_dir(model: &str) -> Option<PathBuf> {
-    let cache = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache/kvspoa/tokenizers"));
-    let dir = std::env::var_os("KVSPOA_TOKENIZERS").map(PathBuf::from).or_else(cache)?.join(model);
+    let dir = fetched("KVSPOA_TOKENIZERS", "tokenizers")?.join(model);
     dir.join("tokenizer.json").exists().then_some(dir)
 }
 
@@ -84,16 +95,32 @@ fn qwen3_prompts_have_the_ids_that_vllm_made() {
     assert_eq!(compared, 92, "rows with ids or a count");
 }
 
-/// The model of a template in `tests/fixtures/templates`, with the embedded tokenizer.
+/// The clock of scripts/template_matrix.py: 2026-03-05 14:07:09.
+fn frozen() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_772_719_629)
+}
+
+/// The model of a chat template, with the embedded tokenizer.
 fn model_of(template: &str) -> Model {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let dir = tempfile::tempdir().expect("a directory");
-    let copy = |from: &str, to: &str| std::fs::copy(root.join(from), dir.path().join(to)).expect("a copy");
-    copy("src/prompt/tiny/tokenizer.json", "tokenizer.json");
-    copy(&format!("tests/fixtures/templates/{template}.jinja"), "chat_template.jinja");
-    let tokens = r#"{"bos_token": "<s>", "eos_token": "</s>"}"#;
-    std::fs::write(dir.path().join("tokenizer_config.json"), tokens).expect("a file");
-    Model::load(dir.path()).expect("a model")
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("tokenizer.json", include_str!("../src/prompt/tiny/tokenizer.json"));
+    write("tokenizer_config.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#);
+    write("chat_template.jinja", template);
+    Model::load_with(dir.path(), ModelOptions { clock: frozen, ..ModelOptions::default() }).expect("a model")
+}
+
+/// The text of a body, or why there is none.
+fn render(model: &Model, endpoint: Endpoint, body: &Value) -> Result<String, &'static str> {
+    match parse(endpoint, body.to_string().as_bytes()).map(|ask| ask.prompt) {
+        Ok(PromptInput::Chat(conversation)) => model.render(&conversation).map_err(|error| match error {
+            // The text may say which.
+            PromptError::TemplateFailed { .. } => "template_failed",
+            error => error.reason(),
+        }),
+        Ok(_) => Err("not a chat"),
+        Err(error) => Err(error.reason()),
+    }
 }
 
 /// Renders all bodies with all templates; how many texts are equal.
@@ -102,16 +129,13 @@ fn compare(endpoint: Endpoint, bodies: &str, texts: &str) -> usize {
     let texts: Value = serde_json::from_str(texts).expect("texts");
     let (mut equal, mut wrong) = (0, Vec::new());
     for (template, cases) in texts.as_object().expect("templates") {
-        let model = model_of(template);
+        let file = format!("tests/fixtures/templates/{template}.jinja");
+        let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
+        let model = model_of(&source.expect("a template"));
         for (case, text) in cases.as_object().expect("cases") {
             // Where vLLM refuses the request there is nothing to route.
             let Some(text) = text.as_str() else { continue };
-            let ask = parse(endpoint, bodies[case].to_string().as_bytes());
-            let rendered = match ask.map(|ask| ask.prompt) {
-                Ok(PromptInput::Chat(conversation)) => model.render(&conversation),
-                other => panic!("{template} {case}: {other:?}"),
-            };
-            match rendered {
+            match render(&model, endpoint, &bodies[case]) {
                 Ok(ours) if ours == text => equal += 1,
                 other => wrong.push(format!("{template} {case}: {other:?} is not {text:?}")),
             }
@@ -119,6 +143,73 @@ fn compare(endpoint: Endpoint, bodies: &str, texts: &str) -> usize {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     equal
+}
+
+/// The bodies of `tests/fixtures/templates`, by the suffix of their file.
+const BODIES: [(&str, Endpoint, &str); 3] = [
+    ("", Endpoint::ChatCompletions, include_str!("fixtures/templates/bodies.json")),
+    ("-messages", Endpoint::Messages, include_str!("fixtures/templates/bodies-messages.json")),
+    ("-responses", Endpoint::Responses, include_str!("fixtures/templates/bodies-responses.json")),
+];
+
+/// What became of all bodies with one template.
+#[derive(Default)]
+struct Row {
+    equal: usize,
+    /// We make no text where vLLM does: how many, by reason. These requests are routed by load.
+    refused: BTreeMap<&'static str, usize>,
+    wrong: Vec<String>,
+}
+
+fn row(made: &Value) -> Row {
+    let mut row = Row::default();
+    let model = model_of(made["template"].as_str().expect("a template"));
+    for (suffix, endpoint, bodies) in BODIES {
+        let bodies: Value = serde_json::from_str(bodies).expect("bodies");
+        for (case, text) in made["texts"][suffix].as_object().expect("cases") {
+            // Where vLLM refuses the request there is nothing to route.
+            let Some(text) = text.as_str() else { continue };
+            match render(&model, endpoint, &bodies[case]) {
+                Ok(ours) if ours == text => row.equal += 1,
+                Ok(_) => row.wrong.push(format!("{case}{suffix}")),
+                Err(reason) => *row.refused.entry(reason).or_default() += 1,
+            }
+        }
+    }
+    row
+}
+
+/// The deviations of every template stand in `docs/templates.md`.
+#[test]
+fn templates_of_real_models_render_as_in_vllm_or_are_refused() {
+    let dir = fetched("KVSPOA_TEMPLATES", "templates").map(|dir| dir.join("texts"));
+    let Some(files) = dir.and_then(|dir| std::fs::read_dir(dir).ok()) else {
+        println!("skipped: run scripts/template-matrix for the templates of real models");
+        return;
+    };
+    let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
+    paths.sort();
+    let (mut equal, mut refused, mut wrong) = (0, 0, Vec::new());
+    let mut deviations = Vec::new();
+    for path in paths {
+        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+        let made: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("texts");
+        let row = row(&made);
+        equal += row.equal;
+        for (reason, count) in &row.refused {
+            refused += count;
+            deviations.push(format!("| {name} | {count} | `{reason}` |"));
+        }
+        wrong.extend(row.wrong.iter().map(|case| format!("{name}: {case}")));
+    }
+    println!("{}", deviations.join("\n"));
+    let share = 100.0 * equal as f64 / (equal + refused + wrong.len()) as f64;
+    println!("equal {equal} ({share:.2} %), refused {refused}, wrong {}", wrong.len());
+    assert!(wrong.is_empty(), "unlike vLLM:\n{}", wrong.join("\n"));
+    assert!(share >= 99.4, "{share:.2} % equal");
+    let documented = include_str!("../docs/templates.md");
+    let missing: Vec<_> = deviations.iter().filter(|line| !documented.contains(*line)).collect();
+    assert!(missing.is_empty(), "not in docs/templates.md: {missing:#?}");
 }
 
 macro_rules! golden {

@@ -214,4 +214,6 @@ fn around(reference: &HuggingFace) -> Option<(Vec<TokenId>, Vec<TokenId>)> {
 }
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod tests;
