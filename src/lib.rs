@@ -19,6 +19,7 @@
 //! | [`admin`], [`client`] | the admin port, and a small HTTP client |
 //! | [`sim`] | a simulated replica, for the demo, tests and benchmarks |
 //! | [`agent`] | binds everything, runs it, shuts it down |
+//! | [`replay`] | workloads through modelled replicas in virtual time |
 //! | [`demo`], [`cli`] | the demonstration and the commands |
 
 pub mod admin;
@@ -35,6 +36,7 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
 pub mod prompt;
+pub mod replay;
 pub mod replica;
 pub mod request;
 pub mod route;

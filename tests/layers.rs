@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["route"],
     &["admin", "client", "sim"],
     &["agent"],
-    &["demo"],
+    &["demo", "replay"],
     &["cli"],
 ];
 

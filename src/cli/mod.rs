@@ -5,7 +5,7 @@ mod explain;
 use crate::{
     agent,
     config::{Config, ConfigError, Overrides},
-    demo, haproxy_config, sim,
+    demo, haproxy_config, replay, sim,
 };
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
@@ -46,6 +46,8 @@ enum Command {
     Replica(sim::ReplicaArgs),
     /// Show it all on this machine: HAProxy, three simulated replicas, one chat load with and without kvspoa
     Demo(demo::DemoArgs),
+    /// Play a workload through modelled replicas in virtual time, and compare policies
+    Replay(replay::ReplayArgs),
 }
 
 #[derive(Args, Debug)]
@@ -95,7 +97,9 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kvspoa: {}", one_line(&error));
-            let usage = error.chain().any(|e| e.is::<ConfigError>() || e.is::<crate::prompt::ModelError>());
+            let usage = error.chain().any(|e| {
+                e.is::<ConfigError>() || e.is::<crate::prompt::ModelError>() || e.is::<replay::ReplayError>()
+            });
             ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })
         }
     }
@@ -133,6 +137,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Replica(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
         Command::Demo(args) => block_on(demo::run(args))?,
+        Command::Replay(args) => Ok(replay::run(&args)?),
     }
 }
 
