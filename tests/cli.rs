@@ -66,7 +66,7 @@ fn a_model_directory_that_cannot_be_used_is_a_mistake_of_the_configuration() {
 fn wrong_usage_ends_with_64_and_help_with_0() {
     assert_eq!(kvspoa(&["rune"]).status.code(), Some(64));
     assert_eq!(kvspoa(&["run", "--config", "/nonexistent/kvspoa.toml"]).status.code(), Some(64));
-    for command in ["run", "check", "explain", "haproxy-config", "replica", "demo"] {
+    for command in ["run", "check", "explain", "haproxy-config", "replica", "demo", "replay"] {
         let output = kvspoa(&[command, "--help"]);
         assert!(output.status.success());
         assert!(text(&output.stdout).contains("Usage: kvspoa"), "{}", text(&output.stdout));
@@ -185,4 +185,66 @@ fn an_explanation_has_the_fields_that_others_rely_on() {
     }
     assert!(agent.post("/explain?pool=other", "{}").starts_with("HTTP/1.1 404 "));
     agent.end();
+}
+
+/// Plays a small workload and returns the policies' outcomes, in order.
+fn replay(args: &str) -> Vec<Value> {
+    let args: Vec<&str> = args.split(' ').collect();
+    let output = kvspoa(&[&["replay", "--json", "--warm-up", "20"], &args[..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let Value::Array(rows) = serde_json::from_slice(&output.stdout).expect("JSON") else { panic!("an array") };
+    rows
+}
+
+fn figure(row: &Value, name: &str) -> f64 {
+    row[name].as_f64().unwrap_or_else(|| panic!("no {name} in {row}"))
+}
+
+#[test]
+fn a_replay_gives_every_figure_of_every_policy_and_the_same_for_a_seed() {
+    let args = "groups --requests 120 --replicas 4 --policies cost,round_robin";
+    let rows = replay(args);
+    assert_eq!(rows, replay(args));
+    assert_ne!(rows, replay(&format!("{args} --seed 2")));
+    let names: Vec<_> = rows.iter().map(|row| &row["policy"]).collect();
+    assert_eq!(names, ["cost", "round_robin"]);
+    for row in &rows {
+        assert_eq!(figure(row, "requests"), 100.0);
+        assert!((0.0..1.0).contains(&(figure(row, "gpu_hit") + figure(row, "cpu_hit"))), "{row}");
+        let [p50, p90, p99] = ["50", "90", "99"].map(|p| figure(row, &format!("ttft_p{p}_seconds")));
+        assert!(0.0 < p50 && p50 <= p90 && p90 <= p99, "{row}");
+        assert!(figure(row, "ttft_mean_seconds") < figure(row, "e2e_mean_seconds"), "{row}");
+        assert!(figure(row, "tpot_mean_seconds") > 0.01, "a step takes 10 ms: {row}");
+        assert!(figure(row, "busy_balance") >= 1.0 && figure(row, "slo_share") <= 1.0, "{row}");
+    }
+}
+
+#[test]
+fn a_replay_sweeps_weights_draws_a_chart_and_names_what_is_wrong() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (trace, chart) = (path("trace.jsonl"), path("chart.svg"));
+    let line = |ids: &str| {
+        format!("{{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 2, \"hash_ids\": {ids}}}\n")
+    };
+    std::fs::write(&trace, line("[1, 2]") + &line("[1, 3]")).expect("written");
+    let args = ["--policies", "cost", "--sweep", "own_weight=1,2", "--set", "band_blocks=0", "--svg", &chart];
+    let output = kvspoa(&[&["replay", &trace, "--warm-up", "0"], &args[..]].concat());
+    let said = text(&output.stdout);
+    assert!(output.status.success() && said.starts_with("| policy"), "{said}{}", text(&output.stderr));
+    assert!(said.contains("cost own_weight=1 ") && said.contains("cost own_weight=2 "), "{said}");
+    assert!(std::fs::read_to_string(chart).expect("a chart").starts_with("<svg "));
+
+    std::fs::write(&trace, line("[1, 2]") + &line("[1]")).expect("written");
+    for (args, what) in [
+        (vec![trace.as_str()], "trace.jsonl:2: 1 hash_ids"),
+        (vec!["/nonexistent.jsonl"], "/nonexistent.jsonl: No such file"),
+        (vec!["hot", "--set", "own_wait=1"], "no weight \"own_wait\""),
+        (vec!["hot", "--gpu-blocks", "8"], "too small"),
+    ] {
+        let output = kvspoa(&[&["replay"], &args[..]].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains(what) && said.lines().count() == 1, "{said:?} does not say {what:?}");
+    }
 }

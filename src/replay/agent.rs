@@ -29,6 +29,8 @@ pub(super) struct Agent {
     /// The ranks as they stand, but for the overlaps of a prompt.
     candidates: Vec<Candidate>,
     router: Router,
+    /// Blocks of each replica's cache over all tiers.
+    cache_blocks: u32,
 }
 
 impl Agent {
@@ -36,6 +38,7 @@ impl Agent {
         key: &HashKey,
         replicas: u16,
         block_tokens: u32,
+        cache_blocks: u32,
         mut router: Router,
         now: Instant,
     ) -> Self {
@@ -48,7 +51,7 @@ impl Agent {
             scheduler.set_ranks(&ranks, now);
         }
         let candidates = ranks.iter().map(|rank| Candidate::idle(*rank, block_tokens)).collect();
-        Self { index, overlaps: Overlaps::default(), candidates, router }
+        Self { index, overlaps: Overlaps::default(), candidates, router, cache_blocks }
     }
 
     /// Chooses a rank and books it.
@@ -85,8 +88,12 @@ impl Agent {
         }
     }
 
-    /// Takes in a batch of events of a rank.
-    pub(super) fn apply(&mut self, rank: RankId, batch: &Batch, now: Instant) {
+    /// Takes in a batch of events of a rank. `gap`: others were lost before it, so that from now on the rank's cache is
+    /// not wholly known.
+    pub(super) fn apply(&mut self, rank: RankId, batch: &Batch, gap: bool, now: Instant) {
+        if let Some(candidate) = self.candidates.get_mut(rank.index()).filter(|_| gap) {
+            candidate.history_blocks = self.cache_blocks;
+        }
         for event in batch.events() {
             self.index.apply(rank, &event);
         }
@@ -114,6 +121,9 @@ impl Agent {
     /// A replica was started anew: its cache and its requests are gone.
     pub(super) fn restarted(&mut self, rank: RankId, now: Instant) {
         self.index.clear_rank(rank);
+        if let Some(candidate) = self.candidates.get_mut(rank.index()) {
+            candidate.history_blocks = 0;
+        }
         match &mut self.router {
             Router::Product(scheduler) => {
                 scheduler.remove_rank(rank);

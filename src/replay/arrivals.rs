@@ -72,8 +72,9 @@ impl Workload {
                     Spacing::Raw => 0.0,
                     _ => (place as f64 + rng.f64()) / together.len() as f64,
                 };
-                let at = (*at + gap.mul_f64(share)).div_f64(speed);
-                arrivals.push(if spacing == Spacing::Bursts { squeezed(at) } else { at });
+                let at = *at + gap.mul_f64(share);
+                let at = if spacing == Spacing::Bursts { squeezed(at) } else { at };
+                arrivals.push(at.div_f64(speed));
             }
         }
         arrivals

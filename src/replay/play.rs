@@ -41,6 +41,17 @@ pub(super) struct Fleet {
     pub(super) restarts: u32,
 }
 
+impl Fleet {
+    /// Blocks of one replica's cache over all tiers.
+    pub(super) fn cache_blocks(&self) -> u32 {
+        self.engines.first().map_or(0, |engine| {
+            // The engine sets one aside.
+            let gpu = engine.blocks.saturating_sub(1);
+            gpu.saturating_add(engine.offload.map_or(0, |offload| offload.blocks))
+        })
+    }
+}
+
 /// What one run brought.
 #[derive(Debug)]
 pub(super) struct Played {
@@ -52,7 +63,7 @@ pub(super) struct Played {
 enum Event {
     Arrives(usize),
     StepEnds { replica: usize, life: u32 },
-    EventsSeen { agent: usize, replica: usize, life: u32, batch: Rc<Batch> },
+    EventsSeen { agent: usize, replica: usize, life: u32, batch: Rc<Batch>, gap: bool },
     BookingSeen { agent: usize, ask: Ask, rank: RankId },
     EndSeen { agent: usize, id: RequestId, rank: RankId },
     Polled,
@@ -66,6 +77,8 @@ struct Replica {
     life: u32,
     is_stepping: bool,
     busy: Duration,
+    /// Whether a batch of events was lost behind the last one that was seen.
+    gap: bool,
 }
 
 struct Run<'a> {
@@ -110,7 +123,7 @@ pub(super) fn play(
     let block_tokens = fleet.engines.first().map_or(1, |engine| engine.block_tokens);
     let agent = |at: u16| {
         let router = router(seed.wrapping_mul(0x1_0001).wrapping_add(at.into()));
-        Agent::new(&key, fleet.engines.len() as u16, block_tokens, router, start)
+        Agent::new(&key, fleet.engines.len() as u16, block_tokens, fleet.cache_blocks(), router, start)
     };
     let replica = |config: &EngineConfig| Replica {
         engine: Engine::new(config.clone()),
@@ -118,6 +131,7 @@ pub(super) fn play(
         life: 0,
         is_stepping: false,
         busy: Duration::ZERO,
+        gap: false,
     };
     let mut run = Run {
         agents: (0..fleet.agents.max(1)).map(agent).collect(),
@@ -180,9 +194,9 @@ impl Run<'_> {
                     self.step_ends(replica);
                 }
             }
-            Event::EventsSeen { agent, replica, life, batch } => {
+            Event::EventsSeen { agent, replica, life, batch, gap } => {
                 if self.replicas[replica].life == life {
-                    self.agents[agent].apply(RankId(replica as u16), &batch, now);
+                    self.agents[agent].apply(RankId(replica as u16), &batch, gap, now);
                 }
             }
             Event::BookingSeen { agent, ask, rank } => self.agents[agent].mirror(&ask, rank, now),
@@ -252,12 +266,16 @@ impl Run<'_> {
                 self.ends(request, rank);
             }
         }
-        // What is lost never leaves the engine: no agent sees it.
-        if !report.events.is_empty() && self.rng.f64() >= self.fleet.event_loss {
+        if report.events.is_empty() {
+        } else if self.rng.f64() < self.fleet.event_loss {
+            // No agent sees it; by the next one they all notice.
+            self.replicas[at].gap = true;
+        } else {
             let batch = Rc::new(Batch::new(&self.key, report.events));
             let life = self.replicas[at].life;
+            let gap = std::mem::take(&mut self.replicas[at].gap);
             for agent in 0..self.agents.len() {
-                let seen = Event::EventsSeen { agent, replica: at, life, batch: Rc::clone(&batch) };
+                let seen = Event::EventsSeen { agent, replica: at, life, batch: Rc::clone(&batch), gap };
                 self.after(self.fleet.event_lag, seen);
             }
         }
@@ -291,6 +309,7 @@ impl Run<'_> {
         replica.engine = Engine::new(replica.config.clone());
         replica.life += 1;
         replica.is_stepping = false;
+        replica.gap = false;
         let now = self.instant();
         self.agents.iter_mut().for_each(|agent| agent.restarted(RankId(at as u16), now));
         let lost: Vec<usize> =

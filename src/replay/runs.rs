@@ -87,7 +87,7 @@ fn one(
 ) -> Result<Outcome, JobError> {
     let fleet = Fleet { poll: variant.policy.poll().or(fleet.poll), ..fleet.clone() };
     let arrivals = workload.arrivals(args.spacing, args.speed, seed);
-    let cache_blocks = (args.gpu_blocks as usize).saturating_add(args.cpu_blocks as usize);
+    let cache_blocks = fleet.cache_blocks() as usize;
     let router = |seed| variant.policy.router(&variant.weights, args.replicas, cache_blocks, seed);
     let played = play(&fleet, workload, &arrivals, router, seed, done)?;
     let prompt_tokens: Vec<u32> = workload.requests.iter().map(|request| request.prompt_tokens).collect();

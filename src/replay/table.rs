@@ -68,6 +68,6 @@ mod tests {
         let widths: Vec<usize> = text.lines().map(str::len).collect();
         assert_eq!(widths, [widths[0]; 4], "{text}");
         assert!(text.lines().all(|line| line.matches('|').count() == COLUMNS.len() + 2), "{text}");
-        assert!(text.contains("| 123.250 |") && text.contains("|     0.500 |"), "{text}");
+        assert!(text.contains("|   123.250 |") && text.contains("|     0.500 |"), "{text}");
     }
 }

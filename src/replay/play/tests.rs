@@ -55,7 +55,7 @@ fn a_request_alone_takes_what_the_model_says() {
 
 #[test]
 fn every_policy_serves_every_request_and_a_seed_decides_all() {
-    let workload = generate(Shape::Groups, 200, 1);
+    let workload = generate(Shape::Groups, 40, 1);
     for policy in PolicyName::value_variants() {
         let fleet = Fleet { event_loss: 0.05, agents: 2, restarts: 2, ..fleet(3) };
         let [one, again] = [1, 1].map(|seed| format!("{:?}", play_by(*policy, &fleet, &workload, seed)));
@@ -65,7 +65,7 @@ fn every_policy_serves_every_request_and_a_seed_decides_all() {
 
 #[test]
 fn caches_count_only_as_far_as_events_tell_of_them() {
-    let workload = generate(Shape::Groups, 600, 1);
+    let workload = generate(Shape::Groups, 250, 1);
     let seen = hits(&play_by(PolicyName::Exact, &fleet(4), &workload, 1));
     let unseen = hits(&play_by(PolicyName::Exact, &Fleet { event_loss: 1.0, ..fleet(4) }, &workload, 1));
     assert!(seen as f64 > 1.5 * unseen as f64, "{seen} {unseen}");
@@ -75,7 +75,7 @@ fn caches_count_only_as_far_as_events_tell_of_them() {
 
 #[test]
 fn agents_that_share_their_bookings_keep_siblings_together() {
-    let workload = generate(Shape::Fanout, 300, 1);
+    let workload = generate(Shape::Fanout, 150, 1);
     let hits =
         |sharing| hits(&play_by(PolicyName::Cost, &Fleet { agents: 4, sharing, ..fleet(4) }, &workload, 1));
     let (alone, shared) = (hits(None), hits(Some(Duration::ZERO)));
@@ -84,7 +84,7 @@ fn agents_that_share_their_bookings_keep_siblings_together() {
 
 #[test]
 fn a_restart_empties_a_cache() {
-    let workload = generate(Shape::Groups, 600, 1);
+    let workload = generate(Shape::Groups, 250, 1);
     let whole = hits(&play_by(PolicyName::Cost, &fleet(8), &workload, 1));
     let restarted = hits(&play_by(PolicyName::Cost, &Fleet { restarts: 20, ..fleet(8) }, &workload, 1));
     assert!(restarted < whole, "{restarted} {whole}");
