@@ -192,7 +192,9 @@ fn replay(args: &str) -> Vec<Value> {
     let args: Vec<&str> = args.split(' ').collect();
     let output = kvspoa(&[&["replay", "--json", "--warm-up", "20"], &args[..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let Value::Array(rows) = serde_json::from_slice(&output.stdout).expect("JSON") else { panic!("an array") };
+    let Value::Array(rows) = serde_json::from_slice(&output.stdout).expect("JSON") else {
+        panic!("an array")
+    };
     rows
 }
 

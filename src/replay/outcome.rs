@@ -11,7 +11,7 @@ pub(super) struct Record {
     first: Option<Duration>,
     last: Duration,
     tokens: u32,
-    cached: Cached,
+    pub(super) cached: Cached,
     pub(super) replica: u16,
 }
 
@@ -31,11 +31,6 @@ impl Record {
             self.cached = cached;
         }
         is_first
-    }
-
-    /// Prompt tokens that a cache served.
-    pub(super) const fn cached_tokens(&self) -> usize {
-        self.cached.tokens()
     }
 
     pub(super) fn ttft_seconds(&self) -> f64 {

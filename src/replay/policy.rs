@@ -11,7 +11,7 @@ use std::time::Duration;
 /// routers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 #[clap(rename_all = "snake_case")]
-pub enum PolicyName {
+pub(super) enum PolicyName {
     /// kvspoa's default
     Cost,
     /// Dynamo's formula and defaults

@@ -53,7 +53,7 @@ const MAX_TOKENS: u32 = 16 << 20;
 ///
 /// # Errors
 /// The file cannot be read, or a line is not as it should be: the error names it.
-pub fn read_mooncake(path: &Path, piece_tokens: u32) -> Result<Workload, TraceError> {
+pub(super) fn read_mooncake(path: &Path, piece_tokens: u32) -> Result<Workload, TraceError> {
     let mut requests: Vec<Request> = Vec::new();
     for_each_line(path, |line| {
         let parsed: MooncakeLine = serde_json::from_str(line).map_err(|error| error.to_string())?;
@@ -97,7 +97,7 @@ pub fn read_mooncake(path: &Path, piece_tokens: u32) -> Result<Workload, TraceEr
 ///
 /// # Errors
 /// As for [`read_mooncake`].
-pub fn read_arrivals(path: &Path) -> Result<Vec<Duration>, TraceError> {
+pub(super) fn read_arrivals(path: &Path) -> Result<Vec<Duration>, TraceError> {
     let mut arrivals: Vec<Duration> = Vec::new();
     let mut is_header = true;
     for_each_line(path, |line| {
