@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use support::feed_proxy::FeedProxy;
-use support::haproxy::{Binary, for_each_binary};
+use support::haproxy::{Binary, binaries, for_each_binary};
 use support::http;
-use support::road::{Feed, Road, Setup, replica_args};
-use support::{eventually, free_port};
+use support::publisher::Publisher;
+use support::road::{Feed, POOL, Road, Setup, replica_args};
+use support::{PATIENCE, eventually, free_port, nobody};
 use tokio::runtime::Runtime;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -386,4 +387,174 @@ fn follow_ups_after_resets_go_where_the_cpu_tier_holds_the_prefix() {
         let not_counted = follow_ups_after_resets(haproxy, false);
         assert!(counted >= not_counted + 0.2, "{counted} against {not_counted}");
     });
+}
+
+/// A store of one block of `size` tokens, as vLLM has it since 0.24.
+fn stored(hash: u64, tokens: &[u32], size: u32) -> Value {
+    json!({
+        "type": "BlockStored", "block_hashes": [hash], "parent_block_hash": null, "token_ids": tokens,
+        "block_size": size, "medium": "GPU",
+    })
+}
+
+/// Replicas that each have a fault of their own, but for the first two, which have none.
+struct Faulty {
+    road: Road,
+    /// Of the third, between replica and agent.
+    muted: FeedProxy,
+    arrays: Publisher,
+    without_tokens: Publisher,
+    other_size: Publisher,
+}
+
+impl Faulty {
+    const SERVERS: [&str; 6] = ["other_topic", "arrays", "mute", "without_tokens", "other_size", "dead_port"];
+
+    fn start(binary: &Binary) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let args = replica_args(&["--topic", "kv@of-its-own"]);
+        let replicas: Vec<Replica> = Self::SERVERS
+            .iter()
+            .map(|_| runtime.block_on(Replica::start(&args)).expect("a replica"))
+            .collect();
+        let muted = FeedProxy::start(&replicas[2].ranks()[0].events, "tcp://127.0.0.1:*");
+        let [arrays, without_tokens, other_size] = [(); 3].map(|()| Publisher::start());
+        let live = |endpoint: &str| Feed { events: endpoint.to_owned(), replay: None, polled: false };
+        let feeds = [
+            Feed::of(&replicas[0]),
+            live(&arrays.endpoint),
+            Feed { polled: true, ..live(&muted.endpoint) },
+            live(&without_tokens.endpoint),
+            live(&other_size.endpoint),
+            live(&format!("tcp://{}", nobody())),
+        ];
+        let setup = Setup { ready: false, ..Setup::default() };
+        let road = Road::assemble(binary, runtime, replicas, &feeds, &setup);
+        Self { road, muted, arrays, without_tokens, other_size }
+    }
+
+    fn publish(&mut self) {
+        for publisher in [&self.arrays, &self.without_tokens, &self.other_size] {
+            publisher.wait_for_subscriber();
+        }
+        let prompt = text(1, 16);
+        self.arrays.publish(&json!([["BlockStored", [1], null, prompt, 16, null]]));
+        for hash in 0..16 {
+            self.without_tokens.publish(&json!([stored(hash, &[], 16)]));
+        }
+        self.other_size.publish(&json!([stored(1, &text(2, 16), 16)]));
+        for hash in 0..8 {
+            self.other_size.publish(&json!([stored(hash, &text(2, 32), 32)]));
+        }
+    }
+
+    /// Makes the third replica fill blocks of which nobody hears.
+    fn mute(&self) {
+        let step = |tokens: u32| {
+            let body = json!({ "prompt": text(3, 40), "max_tokens": tokens }).to_string();
+            let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
+            assert_eq!(http::send(self.road.replicas[2].http_addr(), &request).status(), 200);
+        };
+        eventually("the proxy forwards", || {
+            step(20);
+            (self.state(2).0 == "exact").then_some(())
+        });
+        self.muted.control.loss_percent.store(100, Relaxed);
+        eventually("its counters have told", || {
+            step(100);
+            (self.state(2).0 == "load_only").then_some(())
+        });
+    }
+
+    fn state(&self, at: usize) -> (String, String) {
+        let rank = &self.road.agent.ranks()[at];
+        let text = |field: &str| rank[field].as_str().unwrap_or_default().to_owned();
+        (text("state"), text("reason"))
+    }
+
+    fn fault(&self, at: usize, fault: &str) -> f64 {
+        let labels = format!("server=\"s{}\",rank=\"0\",fault=\"{fault}\"", at + 1);
+        self.road.agent.metric_with("kvspoa_replica_fault", &labels)
+    }
+
+    /// How often the agent warned of a fault of a server.
+    fn warnings(&self, what: &str) -> usize {
+        self.road.agent.said().lines().filter(|line| line.contains(" WARN ") && line.contains(what)).count()
+    }
+}
+
+#[test]
+fn whatever_keeps_a_replica_from_matching_is_a_state_with_a_reason_a_gauge_and_one_warning() {
+    // Half a minute passes until a port is taken for dead: one HAProxy is enough.
+    let mut faulty = Faulty::start(&binaries()[0]);
+    let readyz = http::get(faulty.road.agent.admin, "/readyz").status();
+    assert_eq!(readyz, 503, "not all were heard yet");
+    faulty.publish();
+    faulty.mute();
+
+    // Prompts that have nothing in common with anything.
+    for number in 0..200 {
+        let body = json!({ "prompt": text(10_000 + number, 80), "max_tokens": 1 });
+        assert_eq!(faulty.road.post(COMPLETIONS, &body).status(), 200);
+    }
+    let agent = &faulty.road.agent;
+    assert_eq!(agent.metric("kvspoa_nothing_matches"), 1.0);
+    let readyz: Value = serde_json::from_slice(&http::get(agent.admin, "/readyz").body).expect("JSON");
+    assert_eq!(readyz["nothing_matches"], json!([POOL]));
+
+    let none = String::new;
+    let expected = [
+        ("exact", none()),
+        ("exact", none()),
+        ("load_only", "silent".to_owned()),
+        ("load_only", "no_token_ids".to_owned()),
+        ("degraded", "block_size_changed".to_owned()),
+        ("load_only", "unreachable".to_owned()),
+    ];
+    let deadline = Instant::now() + 2 * PATIENCE;
+    for (at, (state, reason)) in expected.iter().enumerate() {
+        let expected = (*state, reason.as_str());
+        while faulty.state(at) != (expected.0.to_owned(), expected.1.to_owned()) {
+            assert!(Instant::now() < deadline, "{}: {:?}", Faulty::SERVERS[at], faulty.state(at));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    assert_eq!(http::get(agent.admin, "/readyz").status(), 200, "nothing is waited for any more");
+    let explanation = agent.explain(COMPLETIONS, &json!({ "prompt": text(1, 40) }));
+    for (at, (state, reason)) in expected.iter().enumerate() {
+        let replica = &explanation["replicas"][at];
+        assert_eq!(
+            (&replica["state"], replica["state_reason"].as_str().unwrap_or("")),
+            (&json!(state), &**reason)
+        );
+        for fault in ["silent", "no_token_ids", "block_size_changed", "unreachable"] {
+            let is_its = f64::from(u8::from(fault == reason));
+            assert_eq!(faulty.fault(at, fault), is_its, "{} {fault}", Faulty::SERVERS[at]);
+            let said = faulty.warnings(&format!("server=\"s{}\" rank=0 fault=\"{fault}\"", at + 1));
+            assert_eq!(said, usize::from(fault == reason), "{} {fault}", Faulty::SERVERS[at]);
+        }
+    }
+    assert_eq!(faulty.warnings("fault=\"nothing_matches\""), 1);
+
+    // Array events, and a topic of the engine's own, match.
+    assert_eq!(held(&explanation, "s2")[0], 16);
+    let prompt = text(4, 40);
+    let body = json!({ "prompt": prompt, "max_tokens": 1 }).to_string();
+    let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
+    assert_eq!(http::send(faulty.road.replicas[0].http_addr(), &request).status(), 200);
+    eventually("the step was told", || {
+        (held(&agent.explain(COMPLETIONS, &json!({ "prompt": prompt })), "s1")[0] == 32).then_some(())
+    });
+    assert_eq!(faulty.road.post(COMPLETIONS, &json!({ "prompt": prompt, "max_tokens": 1 })).status(), 200);
+    assert_eq!(agent.metric("kvspoa_nothing_matches"), 0.0);
+
+    // The mute one heals when it speaks.
+    faulty.muted.control.loss_percent.store(0, Relaxed);
+    let body = json!({ "prompt": text(5, 40), "max_tokens": 1 }).to_string();
+    let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
+    assert_eq!(http::send(faulty.road.replicas[2].http_addr(), &request).status(), 200);
+    eventually("it is heard again", || {
+        (faulty.state(2) == ("degraded".to_owned(), "no_replay".to_owned())).then_some(())
+    });
+    assert_eq!(faulty.fault(2, "silent"), 0.0);
 }

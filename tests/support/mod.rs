@@ -7,6 +7,7 @@ pub(crate) mod haproxy;
 pub(crate) mod http;
 pub(crate) mod log_sink;
 pub(crate) mod origin;
+pub(crate) mod publisher;
 pub(crate) mod road;
 pub(crate) mod site;
 

@@ -55,13 +55,15 @@ pub(crate) struct Setup<'a> {
 pub(crate) struct Feed {
     pub(crate) events: String,
     pub(crate) replay: Option<String>,
+    /// Whether it asks the replica for its load too.
+    pub(crate) polled: bool,
 }
 
 impl Feed {
     /// The replica's own.
     pub(crate) fn of(replica: &Replica) -> Self {
         let rank = &replica.ranks()[0];
-        Self { events: rank.events.clone(), replay: Some(rank.replay.clone()) }
+        Self { events: rank.events.clone(), replay: Some(rank.replay.clone()), polled: true }
     }
 }
 
@@ -183,9 +185,12 @@ impl AgentProcess {
             "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n[[pool]]\nbackend = \"{POOL}\"\n",
             dir.join(RUNTIME_SOCKET).display()
         );
-        for (number, (replica, Feed { events, replay })) in replicas.iter().zip(feeds).enumerate() {
+        for (number, (replica, Feed { events, replay, polled })) in replicas.iter().zip(feeds).enumerate() {
             let (number, http) = (number + 1, replica.http_addr());
-            writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"\nhttp = \"{http}\"").expect("a string");
+            writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"").expect("a string");
+            if *polled {
+                writeln!(text, "http = \"{http}\"").expect("a string");
+            }
             writeln!(text, "events = \"{events}\"").expect("a string");
             if let Some(replay) = replay {
                 writeln!(text, "replay = \"{replay}\"").expect("a string");
