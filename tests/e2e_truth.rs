@@ -381,6 +381,31 @@ fn follow_ups_after_resets(haproxy: &Binary, counted: bool) -> f64 {
 }
 
 #[test]
+fn a_reload_that_the_engine_counts_tells_that_a_reset_left_its_cpu_tier_alone() {
+    for_each_binary(|haproxy| {
+        let fleet = Fleet::start(haproxy, &["--cpu-blocks", "4000"]);
+        let session = text(1, 640);
+        fleet.step(0, &session);
+        let stored = || fleet.road.agent.metric_with("kvspoa_index_blocks", "tier=\"cpu\"");
+        eventually("the session is in the CPU tier", || (stored() >= 40.0).then_some(()));
+        fleet.reset(0);
+        fleet.step(0, &text(2, 40));
+        let in_doubt = ("degraded".to_owned(), "lower_tiers_unconfirmed".to_owned());
+        eventually("the reset is known", || (fleet.state(0) == in_doubt).then_some(()));
+        let reports = fleet.road.agent.metric_with("kvspoa_engine_reports_total", "server=\"s1\"");
+        eventually("the engine was asked since", || {
+            let now = fleet.road.agent.metric_with("kvspoa_engine_reports_total", "server=\"s1\"");
+            (now >= reports + 2.0).then_some(())
+        });
+        let batches = || fleet.proxies[0].control.next_seq.load(Relaxed);
+        let before = batches();
+        fleet.step(0, &[session, text(3, 20)].concat());
+        eventually("the reload was seen", || (fleet.state(0).0 == "exact").then_some(()));
+        assert!(batches() < before + 10, "its events alone would tell after more");
+    });
+}
+
+#[test]
 fn follow_ups_after_resets_go_where_the_cpu_tier_holds_the_prefix() {
     for_each_binary(|haproxy| {
         let counted = follow_ups_after_resets(haproxy, true);

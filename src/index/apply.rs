@@ -110,7 +110,7 @@ impl Change<'_> {
 
     /// A GPU store with tokens.
     fn store_chain(&mut self, stored: &Stored<'_>) {
-        self.slot.doubt.see_gpu_store(stored, self.slot.cpu_chunk);
+        self.test_doubt(stored);
         let mut copies = Copies::Count;
         // vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is stored by that and
         // nothing will be removed for it: counted as copies, the blocks would stay for ever. A real second copy of a
@@ -375,7 +375,7 @@ impl Change<'_> {
         self.slot.engine.get(hash.0).map(BlockRef)
     }
 
-    fn is_held(&self, hash: EngineHash, tier: Tier) -> bool {
+    pub(super) fn is_held(&self, hash: EngineHash, tier: Tier) -> bool {
         match self.block(hash) {
             Some(block) => self.runs.holds(block, LaneId::new(tier, self.id)),
             None => self.slot.waiting.holds(hash, tier),

@@ -7,6 +7,7 @@
 //! - It stores a chunk anew that the tier would still hold: the tier was emptied, and all of them are gone.
 //! - It evicts one of them: the tier was kept.
 //! - It computes or loads a prompt over them and does not store them anew: the tier was kept.
+//! - It counts tokens as loaded from the CPU tier, and no other block of that tier came to the GPU: the tier was kept.
 //!
 //! What a clear or such a proof does to each of a rank's blocks is done in slices, so that no reader waits for the
 //! whole of it.
@@ -38,6 +39,8 @@ pub(super) struct Doubt {
     blocks: [HashSet<EngineHash>; LOWER_TIERS.len()],
     /// Batches since a prompt went over unconfirmed blocks of the CPU tier.
     tested: Option<u32>,
+    /// Whether a block that the CPU tier surely holds came to the GPU: loads may have been of such blocks.
+    reloaded_known: bool,
     unfinished: Option<Unfinished>,
 }
 
@@ -76,18 +79,6 @@ impl Doubt {
         }
     }
 
-    /// Only whole chunks are stored, so only over a whole chunk does it say something that none is.
-    pub(super) fn see_gpu_store(&mut self, stored: &Stored<'_>, cpu_chunk: u32) {
-        let Some(blocks) = self.of(Tier::Cpu).filter(|blocks| !blocks.is_empty()) else { return };
-        if self.tested.is_some() {
-            return;
-        }
-        let count = stored.engine_hashes.iter().filter(|hash| blocks.contains(*hash)).count();
-        if count >= (2 * cpu_chunk.max(1) - 1) as usize {
-            self.tested = Some(0);
-        }
-    }
-
     pub(super) fn end_batch(&mut self) {
         let Some(batches) = &mut self.tested else { return };
         *batches += 1;
@@ -105,8 +96,12 @@ impl Doubt {
 
     /// The blocks of a tier are no longer in doubt; returns which they were.
     fn settle(&mut self, tier: Tier) -> HashSet<EngineHash> {
-        self.tested = None;
+        (self.tested, self.reloaded_known) = (None, false);
         self.of_mut(tier).map(mem::take).unwrap_or_default()
+    }
+
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.unfinished.is_some()
     }
 
     fn of(&self, tier: Tier) -> Option<&HashSet<EngineHash>> {
@@ -119,22 +114,46 @@ impl Doubt {
 }
 
 impl Index {
+    /// The engine has loaded blocks from its CPU tier since the rank's last clear, and told of them.
+    pub fn see_loads(&mut self, rank: RankId) {
+        let Some(slot) = self.slot_of(rank).and_then(|id| self.slots[usize::from(id)].as_mut()) else {
+            return;
+        };
+        if !slot.doubt.reloaded_known {
+            let before = slot.bytes();
+            slot.doubt.settle(Tier::Cpu);
+            self.slot_bytes = self.slot_bytes + slot.bytes() - before;
+        }
+    }
+
     /// Does a slice of what the last event of a rank left to do, see [`Index::begin`]. Returns whether more is left.
     pub fn go_on(&mut self, rank: RankId) -> bool {
-        let Some(id) = self.slot_of(rank) else { return false };
-        let Some(slot) = &mut self.slots[usize::from(id)] else { return false };
-        if slot.doubt.unfinished.is_none() {
+        if !mem::take(&mut self.unfinished) {
             return false;
         }
+        let Some(id) = self.slot_of(rank) else { return false };
+        let Some(slot) = &mut self.slots[usize::from(id)] else { return false };
         let before = slot.bytes();
-        let mut change = Change::new(&mut self.runs, slot, id, &self.key);
-        let more = change.go_on();
+        self.unfinished = Change::new(&mut self.runs, slot, id, &self.key).go_on();
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
-        more
+        self.unfinished
     }
 }
 
 impl Change<'_> {
+    /// A store to the GPU tier: computed, or loaded from a lower one.
+    pub(super) fn test_doubt(&mut self, stored: &Stored<'_>) {
+        let Some(blocks) = self.slot.doubt.of(Tier::Cpu).filter(|blocks| !blocks.is_empty()) else { return };
+        let hashes = || stored.engine_hashes.iter();
+        let doubted = hashes().filter(|hash| blocks.contains(*hash)).count();
+        let known = hashes().any(|hash| !blocks.contains(hash) && self.is_held(*hash, Tier::Cpu));
+        self.slot.doubt.reloaded_known |= known;
+        // Only whole chunks are stored, so only over a whole chunk does it say something that none is.
+        if doubted >= (2 * self.slot.cpu_chunk.max(1) - 1) as usize {
+            self.slot.doubt.tested.get_or_insert(0);
+        }
+    }
+
     /// Begins to empty the GPU tier and to put the lower ones in doubt.
     pub(super) fn clear_gpu(&mut self) {
         self.applied.cleared += 1;

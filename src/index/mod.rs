@@ -111,6 +111,8 @@ pub struct Index {
     /// Whether the limit was close after the last event.
     nearly_full: bool,
     evicted: u64,
+    /// Whether the last event left something to do.
+    unfinished: bool,
     /// Memory for the blocks of one store, used again by each.
     placed: Vec<BlockRef>,
 }
@@ -134,6 +136,7 @@ impl Index {
             pass: None,
             nearly_full: false,
             evicted: 0,
+            unfinished: false,
             placed: Vec::new(),
         }
     }
@@ -205,6 +208,7 @@ impl Index {
         change.apply(event);
         let applied = change.applied;
         self.placed = change.placed;
+        self.unfinished = slot.doubt.is_unfinished();
         slot.totals += applied;
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
         if !self.dead.is_empty() {

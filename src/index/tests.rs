@@ -508,6 +508,24 @@ fn a_reload_that_nothing_follows_confirms_the_cpu_tier() {
 }
 
 #[test]
+fn loads_that_the_engine_counts_confirm_the_cpu_tier_unless_they_may_be_of_other_blocks() {
+    let mut t = cleared_with_a_cpu_tier();
+    t.store(R0, Tier::Gpu, 2, 0, 1);
+    t.store(R0, Tier::Cpu, 2, 0, 1);
+    t.store(R0, Tier::Gpu, 1, 0, 2);
+    t.index.see_loads(R0);
+    assert_eq!(t.index.rank_stats(R0).unwrap().unconfirmed, 0);
+    let mut t = cleared_with_a_cpu_tier();
+    t.store(R0, Tier::Gpu, 2, 0, 1);
+    t.store(R0, Tier::Cpu, 2, 0, 1);
+    t.remove(R0, Tier::Gpu, 2, 0);
+    t.store(R0, Tier::Gpu, 2, 0, 1);
+    t.index.see_loads(R0);
+    assert_eq!(t.index.rank_stats(R0).unwrap().unconfirmed, 2, "stored after the clear, evicted and loaded");
+    t.index.check_invariants();
+}
+
+#[test]
 fn a_clear_forgets_copies() {
     let mut t = Scene::new();
     t.store(R0, Tier::Gpu, 1, 0, 2);

@@ -1,6 +1,7 @@
-//! What polls find that speaks against a rank's KV events. The thread of the events fetches it and asks the engines.
+//! What polls find that speaks against a rank's KV events, or settles a doubt. The thread of the events fetches what is
+//! to be asked of the engines.
 
-use super::{Pool, Rank, silence::Silence};
+use super::{Pool, Rank, loads::Loads, silence::Silence};
 use crate::{
     events::{Doubt, FeedState},
     replica::{EngineReport, Server, ServerState},
@@ -23,6 +24,7 @@ pub(super) struct Doubts {
 #[derive(Debug, Default)]
 struct Watched {
     silence: Silence,
+    loads: Loads,
     /// Polls in a row without an answer; `None` before the first answer, for an address may be wrong from the start.
     unanswered: Option<u32>,
     is_down: bool,
@@ -72,14 +74,17 @@ impl Pool {
     fn hear_engine(&self, rank: RankId, report: &EngineReport, asked: &[u64]) -> Option<Doubt> {
         self.doubts.ranks.lock().get_mut(rank.index())?.unanswered = Some(0);
         let asked = *asked.get(rank.index())?;
-        let (answered, state, block_tokens) = {
+        let (answered, cleared_at, state, block_tokens) = {
             let caches = self.caches.read();
             let feed = caches.feeds.get(rank.index()).filter(|feed| feed.configured)?;
             // Of a hybrid model's sizes, the larger one needs more tokens for a block.
-            (feed.heard, feed.state, feed.block_tokens.max(report.block_tokens))
+            (feed.heard, feed.cleared_at, feed.state, feed.block_tokens.max(report.block_tokens))
         };
         let mut ranks = self.doubts.ranks.lock();
         let watched = ranks.get_mut(rank.index())?;
+        if report.loaded_tokens().is_some_and(|tokens| watched.loads.see(asked, cleared_at, tokens)) {
+            self.caches.write().index.see_loads(rank);
+        }
         if !matches!(state, FeedState::Exact | FeedState::Degraded(_)) {
             watched.silence = Silence::default();
             return None;

@@ -7,6 +7,7 @@
 mod adapters;
 mod doubts;
 mod live;
+mod loads;
 mod lookup;
 mod lost;
 mod silence;

@@ -145,6 +145,8 @@ pub struct Feed {
     pub size_changes: u64,
     /// Batches applied, ever: tells whether the stream has spoken.
     pub heard: u64,
+    /// The value of [`Self::heard`] at the last reset of the cache that a batch told of.
+    pub cleared_at: u64,
     other_size: Option<(u32, u32)>,
     size_changed: bool,
     window_groups: bool,
@@ -168,6 +170,7 @@ impl Feed {
             lag_seconds: 0.0,
             size_changes: 0,
             heard: 0,
+            cleared_at: 0,
             other_size: None,
             size_changed: false,
             window_groups: false,
@@ -237,6 +240,7 @@ impl Feed {
             self.lag_seconds = (now_seconds - batch.timestamp_seconds()).max(0.0);
         }
         if batch.has_cleared() {
+            self.cleared_at = self.heard;
             self.size_changed = false;
         }
         for event in batch.events() {

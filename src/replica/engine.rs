@@ -22,6 +22,10 @@ pub struct EngineReport {
     /// Prompt tokens computed, ever, counted with the first token (`vllm:prompt_tokens_by_source_total`); 0 where older
     /// versions do not tell.
     pub computed_tokens: u64,
+    /// Prompt tokens loaded from the CPU tier, ever (`vllm:prompt_tokens_cached_by_source_total`).
+    pub host_hit_tokens: Option<u64>,
+    /// The same from whatever is no GPU cache, ever (`vllm:external_prefix_cache_hits_total`).
+    pub external_hit_tokens: Option<u64>,
 }
 
 impl EngineReport {
@@ -29,6 +33,12 @@ impl EngineReport {
     #[must_use]
     pub const fn requests(&self) -> u32 {
         self.running.saturating_add(self.waiting)
+    }
+
+    /// Prompt tokens loaded from lower tiers, ever; of the CPU tier alone where the engine tells them apart.
+    #[must_use]
+    pub fn loaded_tokens(&self) -> Option<u64> {
+        self.host_hit_tokens.or(self.external_hit_tokens)
     }
 }
 
@@ -67,6 +77,14 @@ pub fn parse_engine_page(page: &str) -> Vec<EngineReport> {
             }
             "time_to_first_token_seconds_count" => report.first_tokens = Some(value as u64),
             "generation_tokens_total" => report.generated_tokens = Some(value as u64),
+            "external_prefix_cache_hits_total" => report.external_hit_tokens = Some(value as u64),
+            // A source that has served nothing yet has no series.
+            "prompt_tokens_cached_by_source_total" if label(labels, "source") == Some("host") => {
+                report.host_hit_tokens = Some(value as u64);
+            }
+            "prompt_tokens_cached_by_source_total" => {
+                report.host_hit_tokens.get_or_insert(0);
+            }
             "prompt_tokens_by_source_total" if label(labels, "source") == Some("local_compute") => {
                 report.computed_tokens = value as u64;
             }
@@ -93,6 +111,8 @@ fn sample(line: &str) -> Option<(&str, &str, f64)> {
             | "time_to_first_token_seconds_count"
             | "generation_tokens_total"
             | "prompt_tokens_by_source_total"
+            | "prompt_tokens_cached_by_source_total"
+            | "external_prefix_cache_hits_total"
     ) {
         return None;
     }
@@ -147,6 +167,10 @@ vllm:time_to_first_token_seconds_count{engine="1",model_name="m"} 8.0
 vllm:generation_tokens_total{engine="1",model_name="m"} 1.5e+03
 vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="local_compute"} 400.0
 vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="local_cache_hit"} 9000.0
+vllm:external_prefix_cache_hits_total{engine="1",model_name="m"} 96.0
+vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 32.0
+vllm:prompt_tokens_cached_by_source_total{engine="1",model_name="m",source="host"} 64.0
+vllm:prompt_tokens_cached_by_source_total{engine="1",model_name="m",source="device"} 9000.0
 process_open_fds 12
 "#;
 
@@ -163,8 +187,12 @@ process_open_fds 12
             first_tokens: Some(8),
             generated_tokens: Some(1500),
             computed_tokens: 400,
+            host_hit_tokens: Some(64),
+            external_hit_tokens: Some(96),
         };
-        assert_eq!(reports, [EngineReport { running: 1, ..EngineReport::default() }, second]);
+        let first = EngineReport { running: 1, external_hit_tokens: Some(32), ..EngineReport::default() };
+        assert_eq!(reports, [first, second]);
+        assert_eq!([first, second].map(|report| report.loaded_tokens()), [Some(32), Some(64)]);
         assert_eq!(second.requests(), 5);
     }
 
