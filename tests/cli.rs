@@ -55,10 +55,10 @@ fn check_refuses_a_bad_file_with_64_and_one_line_that_names_file_line_and_key() 
 
 #[test]
 fn a_model_directory_that_cannot_be_used_is_a_mistake_of_the_configuration() {
-    let output = check("[[pool]]\nbackend = \"be\"\nmodel_dir = \"nowhere\"\n");
+    let output = check("haproxy.socket = \"/h\"\n[[pool]]\nbackend = \"be\"\nmodel_dir = \"nowhere\"\n");
     assert_eq!(output.status.code(), Some(64));
     let said = text(&output.stderr);
-    assert!(said.contains("kvspoa.toml:3: model_dir: cannot read") && said.contains("nowhere"), "{said}");
+    assert!(said.contains("kvspoa.toml:4: model_dir: cannot read") && said.contains("nowhere"), "{said}");
     assert_eq!(said.matches("No such file").count(), 1, "{said}");
 }
 
@@ -79,7 +79,7 @@ fn a_port_that_is_taken_is_named_and_ends_with_70() {
     let addr = taken.local_addr().expect("an address").to_string();
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("kvspoa.toml");
-    std::fs::write(&path, "[[pool]]\nbackend = \"be\"\n").expect("written");
+    std::fs::write(&path, "haproxy.socket = \"/h\"\n[[pool]]\nbackend = \"be\"\n").expect("written");
     let args = ["run", "--config", path.to_str().expect("UTF-8"), "--spop-listen", &addr];
     let output = kvspoa(&args);
     assert_eq!(output.status.code(), Some(70), "{}", text(&output.stderr));

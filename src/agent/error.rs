@@ -45,6 +45,16 @@ pub enum AgentError {
         /// Why.
         source: AddError,
     },
+    /// There is no place for a replica.
+    #[error("pool {pool}, server {server}")]
+    Full {
+        /// The pool.
+        pool: String,
+        /// The server.
+        server: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The process has a metrics recorder already.
     #[error("metrics")]
     Metrics(#[from] InstallError),

@@ -1,5 +1,7 @@
 //! How many SPOP connections the process's limit of open files allows.
 
+use crate::config::MAX_RANKS;
+
 /// Sockets of the agent's own: listeners, the admin port's clients, log, runtime, and some in hand. libzmq ends the
 /// process where it finds no file descriptor, so the connections must leave these alone.
 const OWN: usize = 160;
@@ -7,23 +9,38 @@ const OWN: usize = 160;
 /// A rank's ZeroMQ sockets: two with their signals, and the connections below them.
 const PER_RANK: usize = 8;
 
-/// The most SPOP connections: what is configured, less where the limit of open files is lower.
-pub(super) fn max_connections(configured: usize, ranks: usize) -> usize {
-    let limit = std::fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(soft_limit);
-    let allowed = limit.map_or(configured, |limit| allowed(limit, ranks));
-    if allowed >= configured {
-        return configured;
-    }
-    tracing::info!(
-        connections = allowed,
-        configured,
-        "the limit of open files (ulimit -n, LimitNOFILE) allows fewer SPOP connections than spop.max_connections"
-    );
-    allowed
+/// What the process may have open at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Budget {
+    /// SPOP connections.
+    pub(super) connections: usize,
+    /// Ranks, over all pools.
+    pub(super) ranks: usize,
 }
 
-fn allowed(limit: usize, ranks: usize) -> usize {
-    limit.saturating_sub(OWN).saturating_sub(ranks.saturating_mul(PER_RANK)).max(1)
+impl Budget {
+    /// By the configured number of connections and of ranks, which is `None` where ranks come and go; less where the
+    /// limit of open files is lower.
+    pub(super) fn new(connections: usize, ranks: Option<usize>) -> Self {
+        let limit = std::fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(soft_limit);
+        let budget = Self::within(limit.unwrap_or(usize::MAX), connections, ranks);
+        if budget.connections < connections {
+            tracing::info!(
+                connections = budget.connections,
+                configured = connections,
+                "the limit of open files (ulimit -n, LimitNOFILE) allows fewer SPOP connections than spop.max_connections"
+            );
+        }
+        budget
+    }
+
+    fn within(limit: usize, connections: usize, ranks: Option<usize>) -> Self {
+        let all = limit.saturating_sub(OWN);
+        // Ranks that are not known yet may take half.
+        let ranks = ranks.unwrap_or((all / 2 / PER_RANK).min(MAX_RANKS));
+        let left = all.saturating_sub(ranks.saturating_mul(PER_RANK));
+        Self { connections: connections.min(left).max(1), ranks }
+    }
 }
 
 /// The soft limit in the kernel's table; `None`: unlimited or not told.
@@ -47,7 +64,14 @@ mod tests {
 
     #[test]
     fn the_ranks_sockets_are_left_out_and_one_connection_is_always_allowed() {
-        assert_eq!(allowed(1024, 3), 1024 - OWN - 24);
-        assert_eq!(allowed(64, 1000), 1);
+        let connections = |limit, ranks| Budget::within(limit, 16_384, ranks).connections;
+        assert_eq!(connections(1024, Some(3)), 1024 - OWN - 24);
+        assert_eq!(connections(64, Some(1000)), 1);
+        assert_eq!(connections(1 << 20, Some(3)), 16_384);
+        assert_eq!(Budget::within(1024, 16_384, None), Budget { connections: 432, ranks: 54 });
+        assert_eq!(
+            Budget::within(usize::MAX, 16_384, None),
+            Budget { connections: 16_384, ranks: MAX_RANKS }
+        );
     }
 }

@@ -1,8 +1,10 @@
 //! The agent as a whole: everything is bound, then everything runs, then everything is shut down in order.
 
+mod engine;
 mod error;
 mod files;
-mod models;
+mod listing;
+mod members;
 mod polls;
 mod settle;
 
@@ -10,8 +12,8 @@ pub use error::AgentError;
 
 use crate::{
     admin::Admin,
-    config::{Config, PolicyName},
-    events::{Feed, Subscriber, SubscriberConfig},
+    config::{self, Config, PolicyName, ReplicaSource},
+    events::{Subscriber, SubscriberConfig},
     hash::HashKey,
     lifecycle::LogReceiver,
     metrics::{self, LogMetrics, SocketMetrics, SpopMetrics},
@@ -21,9 +23,10 @@ use crate::{
     select::{CostConfig, DynamoConfig, Policy, Scheduler, SchedulerConfig},
     spop::{ListenAddr, Server, ServerConfig},
 };
+use files::Budget;
+use members::{Common, Members};
 use metrics_exporter_prometheus::PrometheusHandle;
-use models::ModelLists;
-use polls::{EnginePolls, ServerPolls};
+use polls::ServerPolls;
 use settle::Settle;
 use std::{
     io,
@@ -35,7 +38,10 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     sync::Notify,
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::TaskTracker,
+};
 
 /// How often the scheduler looks at what only the clock can tell.
 const TICK: Duration = Duration::from_secs(1);
@@ -51,9 +57,10 @@ pub struct Agent {
     /// Told when HAProxy's log tells of a server.
     changed: Arc<Notify>,
     servers: Option<ServerPolls>,
-    engines: Vec<EnginePolls>,
-    subscriber: Subscriber<FeedKey>,
-    model_lists: ModelLists,
+    subscriber: Arc<Subscriber<FeedKey>>,
+    tasks: TaskTracker,
+    /// Ends the tasks: at the latest with the agent.
+    late: DropGuard,
     recorder: PrometheusHandle,
 }
 
@@ -67,15 +74,13 @@ impl Agent {
         let recorder = metrics::install()?;
         let key = HashKey::random();
         let pools = load_pools(config, &key)?;
+        let budget = Budget::new(config.spop.max_connections, listed_ranks(config));
         let spop_config = ServerConfig {
             max_frame_size: config.spop.max_frame_bytes,
             max_payload_bytes: 2 * config.spop.max_frame_bytes as usize,
             max_in_flight: config.spop.max_in_flight,
             max_in_flight_bytes: config.spop.max_bytes_in_flight,
-            max_connections: files::max_connections(
-                config.spop.max_connections,
-                pools.iter().map(|pool| pool.ranks.len()).sum(),
-            ),
+            max_connections: budget.connections,
             deadline: config.spop.deadline,
             ..ServerConfig::default()
         };
@@ -84,35 +89,39 @@ impl Agent {
         let admin = Admin::bind(&config.admin_listen)
             .await
             .map_err(|source| AgentError::Admin { addr: config.admin_listen.clone(), source })?;
-        let subscriber = subscribe(&pools, key)?;
+        let sink = EventSink::new(pools.clone());
+        let subscriber = Subscriber::spawn(SubscriberConfig::new(key), sink).map_err(AgentError::Runtime)?;
+        let subscriber = Arc::new(subscriber);
+        let (late, tasks) = (CancellationToken::new(), TaskTracker::new());
+        let common = Common {
+            subscriber: Arc::clone(&subscriber),
+            engine_poll: config.engine_poll,
+            room: Arc::new(budget.ranks.into()),
+            tasks: tasks.clone(),
+            stop: late.clone(),
+        };
+        let late = late.drop_guard();
+        let members = (0u16..)
+            .zip(pools.iter().zip(&config.pools))
+            .map(|(place, (pool, of_pool))| Members::start(Arc::clone(pool), place, of_pool, common.clone()));
+        let members: Vec<Arc<Members>> = members.collect::<Result<_, _>>()?;
+        for (members, of_pool) in members.iter().zip(&config.pools) {
+            if let ReplicaSource::File(path) = &of_pool.source {
+                let following = listing::follow(Arc::clone(members), path.clone());
+                tasks.spawn(common.stop.clone().run_until_cancelled_owned(following));
+            }
+        }
         let workers = Workers::new(config.prompt.threads, config.prompt.queue);
         let router = Arc::new(Router::new(&pools, workers, config.prompt.inline_bytes, config.spop.deadline));
-        let model_lists = ModelLists::new(config, &pools);
         let changed = Arc::new(Notify::new());
         let servers = config.haproxy.socket.clone().map(|socket| ServerPolls {
             socket: RuntimeSocket::new(socket),
             period: config.haproxy.poll,
-            pools: pools.clone(),
+            pools: members,
             changed: Arc::clone(&changed),
             metrics: SocketMetrics::register(),
         });
-        let replicas = pools.iter().zip(&config.pools);
-        let engines = replicas
-            .flat_map(|(pool, of)| EnginePolls::of_pool(pool, &of.replicas, config.engine_poll))
-            .collect();
-        Ok(Self {
-            router,
-            pools,
-            spop,
-            admin,
-            log,
-            changed,
-            servers,
-            engines,
-            subscriber,
-            model_lists,
-            recorder,
-        })
+        Ok(Self { router, pools, spop, admin, log, changed, servers, subscriber, tasks, late, recorder })
     }
 
     /// Where HAProxy connects.
@@ -135,28 +144,27 @@ impl Agent {
     /// # Errors
     /// A socket could not be registered with the runtime.
     pub async fn serve(self, stop: CancellationToken) -> io::Result<()> {
-        let tasks = TaskTracker::new();
+        let tasks = self.tasks;
         let settle = Settle::new(&self.pools, self.changed);
         // The log must be read until the last answer is out: its bookings end there.
-        let late = CancellationToken::new();
+        let late = self.late.disarm();
         tasks.spawn(late.clone().run_until_cancelled_owned(async move {
             let Err(error) = self.log.run(move |line| settle.line(line)).await;
             tracing::error!(%error, "log lines are no longer received: bookings end by their lease alone");
         }));
         tasks.spawn(late.clone().run_until_cancelled_owned(tick(self.pools.clone())));
-        tasks.spawn(late.clone().run_until_cancelled_owned(self.model_lists.follow()));
         if let Some(servers) = self.servers {
             tasks.spawn(late.clone().run_until_cancelled_owned(servers.run()));
-        }
-        for engine in self.engines {
-            tasks.spawn(late.clone().run_until_cancelled_owned(engine.run()));
         }
         tasks.spawn(self.admin.serve(Arc::clone(&self.router), self.recorder, stop.clone()));
         let served = self.spop.serve(RouteHandler(Arc::clone(&self.router)), stop).await;
         late.cancel();
         tasks.close();
         tasks.wait().await;
-        self.subscriber.stop();
+        // The tasks had the others.
+        if let Some(subscriber) = Arc::into_inner(self.subscriber) {
+            subscriber.stop();
+        }
         served
     }
 }
@@ -247,27 +255,14 @@ fn scheduler_config(config: &Config) -> SchedulerConfig {
     }
 }
 
-/// Subscribes to the KV events of every rank that publishes any.
-fn subscribe(pools: &[Arc<Pool>], key: HashKey) -> Result<Subscriber<FeedKey>, AgentError> {
-    let subscriber = Subscriber::spawn(SubscriberConfig::new(key), EventSink::new(pools.to_vec()))
-        .map_err(AgentError::Runtime)?;
-    for (pool, place) in pools.iter().zip(0u16..) {
-        for ((id, rank), labels) in pool.rank_ids().zip(&pool.ranks).zip(pool.labels()) {
-            let Some(events) = &rank.feed.events else { continue };
-            let feed = Feed {
-                key: FeedKey { pool: place, rank: id },
-                labels,
-                events: events.to_string(),
-                replay: rank.feed.replay.as_ref().map(ToString::to_string),
-            };
-            subscriber.add(feed).map_err(|source| AgentError::Events {
-                pool: pool.backend.clone(),
-                server: rank.server.to_string(),
-                source,
-            })?;
-        }
-    }
-    Ok(subscriber)
+/// How many ranks there can be; `None` where replicas come and go.
+fn listed_ranks(config: &Config) -> Option<usize> {
+    let of_pool = |pool: &config::Pool| {
+        let told = pool.replicas.iter().all(|replica| !replica.ranks.is_empty() || replica.http.is_none());
+        let ranks = pool.replicas.iter().map(|replica| replica.ranks.len().max(1));
+        (pool.source == ReplicaSource::Listed && told).then(|| ranks.sum::<usize>())
+    };
+    config.pools.iter().map(of_pool).sum()
 }
 
 async fn tick(pools: Vec<Arc<Pool>>) {

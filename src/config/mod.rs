@@ -5,13 +5,15 @@
 
 mod error;
 mod raw;
+mod replicas;
 mod values;
 
 pub use error::{ConfigError, Place};
 pub use raw::{DEFAULT_ADMIN, Overrides};
-pub use values::{HostPort, SocketAddr, Span};
+pub use replicas::{EventPorts, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file};
+pub use values::{HostPort, HttpAddr, SocketAddr, Span};
 
-use crate::{events::Endpoint, lifecycle::LogListen, spop::ListenAddr};
+use crate::{lifecycle::LogListen, spop::ListenAddr};
 use raw::{RawConfig, RawPool, RawReplica};
 use std::{
     collections::HashSet,
@@ -19,7 +21,6 @@ use std::{
     time::Duration,
 };
 use toml::Spanned;
-use values::FirstEndpoint;
 
 /// A whole, validated configuration.
 #[derive(Clone, Debug)]
@@ -112,7 +113,7 @@ pub enum PolicyName {
 }
 
 /// One pool: an HAProxy backend that serves one base model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Pool {
     /// The HAProxy backend's name.
     pub backend: String,
@@ -124,30 +125,12 @@ pub struct Pool {
     pub adapters: Vec<String>,
     /// The longest prompt that the engines take, in tokens; absent: as they tell (`/v1/models`).
     pub max_model_len: Option<u32>,
-    /// The replicas, in the file's order.
+    /// Where the replicas come from.
+    pub source: ReplicaSource,
+    /// The replicas that are listed, in the file's order; with another source, what it does not know of its own.
     pub replicas: Vec<Replica>,
-}
-
-/// One replica: an HAProxy server and its engine.
-#[derive(Clone, Debug)]
-pub struct Replica {
-    /// The HAProxy server's name.
-    pub server: String,
-    /// The engine's HTTP address.
-    pub http: Option<HostPort>,
-    /// Where the KV events of each data-parallel rank are published and replayed.
-    pub ranks: Vec<Rank>,
-}
-
-/// The event endpoints of one data-parallel rank.
-#[derive(Clone, Debug, Default)]
-pub struct Rank {
-    /// The PUB endpoint; absent: a replica without events, always scored as an empty cache.
-    pub events: Option<Endpoint>,
-    /// The replay (ROUTER) endpoint.
-    pub replay: Option<Endpoint>,
-    /// Blocks of its cache over all tiers; absent: as the engine's `/metrics` tells of its GPU tier.
-    pub cache_blocks: Option<u32>,
+    /// Where the KV events of engines are that cannot tell.
+    pub event_ports: EventPorts,
 }
 
 impl Config {
@@ -183,11 +166,16 @@ impl Config {
         }
         let mut backends = HashSet::new();
         for pool in &raw.pool {
-            unique(&mut backends, &pool.backend).map_err(|why| fail(pool.backend.span(), "backend", why))?;
+            unique(&mut backends, pool.backend.get_ref())
+                .map_err(|why| fail(pool.backend.span(), "backend", why))?;
         }
         let place = |at: Span| Place::of(path, text, at);
-        let pools =
-            raw.pool.into_iter().map(|pool| build_pool(pool, &place, &fail)).collect::<Result<_, _>>()?;
+        let has_socket = raw.haproxy.socket.is_some();
+        let pools = raw
+            .pool
+            .into_iter()
+            .map(|pool| build_pool(pool, has_socket, &place, &fail))
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             spop: Spop {
                 listen: raw.spop.listen,
@@ -220,8 +208,6 @@ impl Config {
 
 /// Far above any site; what names a pool or a rank in the agent is 16 bits wide.
 const MAX_POOLS: usize = 1_000;
-/// The same for the ranks of one pool, of which the index can tell 16,384 apart, restarted ones included.
-const MAX_RANKS: usize = 4_096;
 
 /// One core is left to the network side.
 fn default_threads() -> usize {
@@ -230,66 +216,67 @@ fn default_threads() -> usize {
 
 fn build_pool(
     raw: RawPool,
+    has_socket: bool,
     place: &impl Fn(Span) -> Place,
     fail: &impl Fn(Span, &str, String) -> ConfigError,
 ) -> Result<Pool, ConfigError> {
-    let mut servers = HashSet::new();
-    for replica in &raw.replica {
-        unique(&mut servers, &replica.server).map_err(|why| fail(replica.server.span(), "server", why))?;
-    }
-    let mut ranks = 0;
-    for replica in &raw.replica {
-        ranks += replica.ranks.0;
-        if ranks > MAX_RANKS {
-            let why = format!("the pool has more than {MAX_RANKS} ranks in all");
-            return Err(fail(replica.server.span(), "server", why));
-        }
-    }
-    let place = place(raw.model_dir.as_ref().map_or(raw.backend.span(), Spanned::span));
+    let at = raw.backend.span();
+    let place = place(raw.model_dir.as_ref().map_or(at.clone(), Spanned::span));
     let base = place.path.parent().unwrap_or(Path::new("."));
-    let replicas =
-        raw.replica.into_iter().map(|replica| build_replica(replica, fail)).collect::<Result<_, _>>()?;
+    let (listed, overrides) = (!raw.replica.is_empty(), !raw.overrides.is_empty());
+    let source = match raw.replicas_file {
+        Some(_) if listed => {
+            return Err(fail(at, "replicas_file", "the pool lists its replicas itself".to_owned()));
+        }
+        Some(file) => ReplicaSource::File(base.join(file)),
+        None if listed => ReplicaSource::Listed,
+        None if has_socket => ReplicaSource::Haproxy,
+        None => {
+            let why = "the pool has no replicas: set haproxy.socket, or list them as [[pool.replica]]";
+            return Err(fail(at, "backend", why.to_owned()));
+        }
+    };
+    if listed && overrides {
+        return Err(fail(at, "override", "the pool lists its replicas itself: change them there".to_owned()));
+    }
     Ok(Pool {
+        event_ports: EventPorts::from(&raw.events),
         backend: raw.backend.into_inner(),
         model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
-        place,
+        place: place.clone(),
         adapters: raw.adapters,
         max_model_len: raw.max_model_len.map(|count| count.0 as u32),
-        replicas,
+        source,
+        replicas: build_replicas(raw.replica.into_iter().chain(raw.overrides), fail)?,
     })
 }
 
-fn build_replica(
-    raw: RawReplica,
+fn build_replicas(
+    raw: impl Iterator<Item = RawReplica>,
     fail: &impl Fn(Span, &str, String) -> ConfigError,
-) -> Result<Replica, ConfigError> {
-    if let (None, Some(replay)) = (&raw.events, &raw.replay) {
-        return Err(fail(replay.span(), "replay", "a replay endpoint needs `events` beside it".to_owned()));
-    }
-    let of_rank = |endpoint: &Option<Spanned<FirstEndpoint>>, key: &str, rank: u16| {
-        let Some(endpoint) = endpoint else { return Ok(None) };
-        endpoint.get_ref().of_rank(rank).map(Some).map_err(|why| fail(endpoint.span(), key, why))
+) -> Result<Vec<Replica>, ConfigError> {
+    let mut servers = HashSet::new();
+    let mut ranks = 0;
+    let build = |raw: RawReplica| {
+        let at = raw.server.span();
+        unique(&mut servers, raw.server.get_ref()).map_err(|why| fail(at.clone(), "server", why))?;
+        let replica = Replica::build(raw).map_err(|(at, (key, why))| fail(at, key, why))?;
+        ranks += replica.ranks.len().max(1);
+        if ranks > MAX_RANKS {
+            return Err(fail(at, "server", format!("the pool has more than {MAX_RANKS} ranks in all")));
+        }
+        Ok(replica)
     };
-    let ranks = (0..raw.ranks.0 as u16)
-        .map(|rank| {
-            Ok(Rank {
-                events: of_rank(&raw.events, "events", rank)?,
-                replay: of_rank(&raw.replay, "replay", rank)?,
-                cache_blocks: raw.cache_blocks.map(|count| count.0 as u32),
-            })
-        })
-        .collect::<Result<_, ConfigError>>()?;
-    Ok(Replica { server: raw.server.into_inner(), http: raw.http, ranks })
+    raw.map(build).collect()
 }
 
 /// The rules of HAProxy for the names of proxies and servers. Such a name is safe in a command of the runtime socket.
-fn unique<'a>(seen: &mut HashSet<&'a str>, name: &'a Spanned<String>) -> Result<(), String> {
-    let name = name.get_ref().as_str();
+fn unique(seen: &mut HashSet<String>, name: &str) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
     if name.is_empty() || !name.chars().all(allowed) {
         return Err(format!("`{name}` is no name in HAProxy: letters, digits, `-`, `_`, `.` and `:`"));
     }
-    if !seen.insert(name) {
+    if !seen.insert(name.to_owned()) {
         return Err(format!("`{name}` is named twice"));
     }
     Ok(())

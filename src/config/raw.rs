@@ -2,7 +2,8 @@
 
 use super::{
     PolicyName,
-    values::{ByteSize, Count, FirstEndpoint, HostPort, SocketAddr, Time, from_text},
+    replicas::NodeRank,
+    values::{ByteSize, Count, Endpoints, HostPort, HttpAddr, SocketAddr, Time, from_text},
 };
 use crate::{haproxy_config, lifecycle::LogListen, spop::ListenAddr};
 use serde::Deserialize;
@@ -34,6 +35,12 @@ pub struct Overrides {
     /// Whether answers in the making count as load, by the blocks stored for them: 1 or 0
     #[arg(long, env = "RAY_SERVE_LLM_ENABLE_DECODE_BLOCK_PROGRESS", value_name = "0|1", value_parser = is_one)]
     pub decode_progress: Option<bool>,
+    /// Where HAProxy's runtime socket is: a path or host:port
+    #[arg(long, env = "KVSPOA_HAPROXY_SOCKET", value_name = "ADDR")]
+    pub haproxy_socket: Option<SocketAddr>,
+    /// The KV event port of a machine's first rank, for engines that cannot tell; the name is Ray's
+    #[arg(long, env = "KV_EVENTS_PORT_BASE", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub kv_events_port_base: Option<u16>,
 }
 
 /// As Ray reads its switches: what is not 1 is off.
@@ -67,6 +74,12 @@ impl RawConfig {
         replace(&mut self.log.listen, overrides.log_listen.as_ref());
         replace(&mut self.select.policy, overrides.policy.as_ref());
         replace(&mut self.select.decode_progress, overrides.decode_progress.as_ref());
+        if overrides.haproxy_socket.is_some() {
+            self.haproxy.socket.clone_from(&overrides.haproxy_socket);
+        }
+        if let Some(port) = overrides.kv_events_port_base {
+            self.pool.iter_mut().for_each(|pool| pool.events.port_base = Count(port.into()));
+        }
     }
 }
 
@@ -221,24 +234,44 @@ pub(super) struct RawPool {
     #[serde(default)]
     pub(super) adapters: Vec<String>,
     pub(super) max_model_len: Option<Count<1, 1_000_000_000>>,
+    pub(super) replicas_file: Option<PathBuf>,
+    #[serde(default)]
+    pub(super) events: RawEvents,
     #[serde(default)]
     pub(super) replica: Vec<RawReplica>,
+    #[serde(default, rename = "override")]
+    pub(super) overrides: Vec<RawReplica>,
+}
+
+#[derive(Deserialize, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawEvents {
+    pub(super) port_base: Count<1, 65_535>,
+    pub(super) replay_offset: Count<1, 65_535>,
+    pub(super) node_rank: NodeRank,
+}
+
+impl Default for RawEvents {
+    fn default() -> Self {
+        Self {
+            // vLLM's default endpoint, and Ray's KV_EVENTS_PORT_BASE.
+            port_base: Count(5557),
+            // Ray's; vLLM's examples have 5558, which is the second rank's.
+            replay_offset: Count(1000),
+            node_rank: NodeRank::default(),
+        }
+    }
 }
 
 #[derive(Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawReplica {
     pub(super) server: Spanned<String>,
-    pub(super) http: Option<HostPort>,
-    pub(super) events: Option<Spanned<FirstEndpoint>>,
-    pub(super) replay: Option<Spanned<FirstEndpoint>>,
+    pub(super) http: Option<HttpAddr>,
+    pub(super) events: Option<Spanned<Endpoints>>,
+    pub(super) replay: Option<Spanned<Endpoints>>,
     pub(super) cache_blocks: Option<Count<1, 1_000_000_000>>,
-    #[serde(default = "one_rank")]
-    pub(super) ranks: Count<1, 1024>,
-}
-
-const fn one_rank() -> Count<1, 1024> {
-    Count(1)
+    pub(super) ranks: Option<Count<1, 1024>>,
 }
 
 fn constant<T: FromStr>(text: &str) -> T {

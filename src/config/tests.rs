@@ -1,4 +1,5 @@
 use super::*;
+use crate::events::Endpoint;
 
 const MINIMAL: &str = r#"
 spop.listen = "127.0.0.1:9101"
@@ -44,6 +45,54 @@ fn each_rank_has_its_own_ports() {
 }
 
 #[test]
+fn without_a_list_the_replicas_are_those_of_haproxy() {
+    let text = "haproxy.socket = \"/run/h.sock\"\n[[pool]]\nbackend = \"b\"\nmodel_dir = \"m\"\n";
+    let pool = parse(text).expect("valid").pools.remove(0);
+    assert_eq!((pool.source, pool.replicas.len()), (ReplicaSource::Haproxy, 0));
+    let listed = parse(&format!("{text}[[pool.replica]]\nserver = \"s\"\n")).expect("valid").pools.remove(0);
+    assert_eq!(listed.source, ReplicaSource::Listed);
+    let overridden = parse(&format!("{text}[[pool.override]]\nserver = \"s\"\nranks = 2\n")).expect("valid");
+    assert_eq!(
+        (&overridden.pools[0].source, overridden.pools[0].replicas[0].ranks.len()),
+        (&ReplicaSource::Haproxy, 2)
+    );
+    let file = parse(&format!("{text}replicas_file = \"r.json\"\n")).expect("valid").pools.remove(0);
+    assert_eq!(file.source, ReplicaSource::File("/etc/kvspoa/r.json".into()));
+}
+
+#[test]
+fn the_ranks_of_several_machines_have_endpoints_of_their_own() {
+    let text = MINIMAL
+        .replace("\"tcp://127.0.0.1:5557\"", "[\"tcp://a:5557\", \"tcp://b:5557\"]")
+        .replace("\"tcp://127.0.0.1:6557\"", "[\"tcp://a:6557\", \"tcp://b:6557\"]");
+    let ranks = parse(&text).expect("valid").pools.remove(0).replicas.remove(0).ranks;
+    let replays: Vec<_> =
+        ranks.iter().filter_map(|rank| rank.replay.as_ref().map(Endpoint::address)).collect();
+    assert_eq!(replays, ["tcp://a:6557", "tcp://b:6557"]);
+}
+
+#[test]
+fn a_file_of_replicas_has_the_keys_of_the_configuration() {
+    let replicas = parse_replica_file(
+        r#"{"replicas": [{"server": "s1", "http": "https://10.0.0.1:8000"},
+            {"server": "s2", "events": "tcp://h:5557", "replay": "tcp://h:6557", "ranks": 2}]}"#,
+    )
+    .expect("valid");
+    assert_eq!((replicas[0].http.as_ref().map(|http| http.tls), replicas[0].ranks.len()), (Some(true), 0));
+    assert_eq!(replicas[1].ranks[1].replay.as_ref().map(Endpoint::address), Some("tcp://h:6558"));
+    for (text, why) in [
+        ("{", "EOF"),
+        (r#"{"replicas": [{"server": "s", "http": "nowhere"}]}"#, "host:port"),
+        (r#"{"replicas": [{"server": "s", "event": "x"}]}"#, "unknown field"),
+        (r#"{"replicas": [{"server": "s"}, {"server": "s"}]}"#, "named twice"),
+        (r#"{"replicas": [{"server": "s", "replay": "tcp://h:1"}]}"#, "server s: replay: "),
+    ] {
+        let error = parse_replica_file(text).expect_err(text);
+        assert!(error.contains(why), "{text} gave {error}");
+    }
+}
+
+#[test]
 fn a_mistake_names_file_line_and_key_in_one_line() {
     let cases = [
         ("[[pool]]\nbackend = \"b\"\nmodel-dir = \"m\"\n", ":3: model-dir: ", "unknown field"),
@@ -81,6 +130,22 @@ fn a_mistake_names_file_line_and_key_in_one_line() {
             "needs `events`",
         ),
         ("[haproxy]\nsocket = \"nowhere\"\n", ":2: socket: ", "not a socket"),
+        ("[[pool]]\nbackend = \"b\"\n", ":2: backend: ", "no replicas"),
+        (
+            "[[pool]]\nbackend = \"b\"\nreplicas_file = \"r\"\n[[pool.replica]]\nserver = \"s\"\n",
+            ":2: replicas_file: ",
+            "lists its replicas itself",
+        ),
+        (
+            "[[pool]]\nbackend = \"b\"\n[[pool.replica]]\nserver = \"s\"\n[[pool.override]]\nserver = \"s\"\n",
+            ":2: override: ",
+            "lists its replicas itself",
+        ),
+        (
+            "[[pool]]\nbackend = \"b\"\n[[pool.replica]]\nserver = \"s\"\nranks = 3\nevents = [\"tcp://a:1\", \"tcp://b:1\"]\n",
+            ":6: events: ",
+            "rank 2 has no endpoint",
+        ),
         ("[spop]\n", ":1: pool: ", "no [[pool]]"),
     ];
     for (text, place, why) in cases {
@@ -139,7 +204,8 @@ fn the_examples_of_the_readme_are_valid() {
         readme.split("```toml").skip(1).filter_map(|rest| rest.split("```").next()).collect();
     assert!(!examples.is_empty());
     for example in examples {
+        let socket = if example.contains("haproxy.socket") { "" } else { "haproxy.socket = \"/h\"\n" };
         let pool = if example.contains("[[pool]]") { "" } else { "[[pool]]\nbackend = \"b\"\n" };
-        parse(&format!("{example}\n{pool}")).expect(example);
+        parse(&format!("{socket}{example}\n{pool}")).expect(example);
     }
 }

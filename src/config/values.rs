@@ -105,6 +105,39 @@ impl FromStr for HostPort {
     }
 }
 
+/// Where an engine's HTTP interface is: `host:port`, with `http://` or `https://` in front or without.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct HttpAddr {
+    /// Whether it speaks TLS.
+    pub tls: bool,
+    /// Where it is.
+    pub at: HostPort,
+}
+
+impl HttpAddr {
+    /// The host, without the brackets of an IPv6 address.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        let host = self.at.0.rsplit_once(':').map_or("", |(host, _)| host);
+        host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+    }
+}
+
+impl FromStr for HttpAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = text.strip_prefix("https://");
+        Ok(Self { tls: rest.is_some(), at: rest.unwrap_or(text).parse()? })
+    }
+}
+
+impl fmt::Display for HttpAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.tls { "https://" } else { "" }, self.at)
+    }
+}
+
 /// Where HAProxy's runtime socket is: `/run/haproxy/admin.sock`, `unix:PATH` or `host:port`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SocketAddr {
@@ -138,31 +171,39 @@ impl fmt::Display for SocketAddr {
     }
 }
 
-/// An endpoint as the file has it: that of the replica's first data-parallel rank.
-#[derive(Clone, Debug)]
-pub(super) struct FirstEndpoint(Endpoint);
-
-impl FromStr for FirstEndpoint {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Endpoint::parse(text).map(Self).map_err(|error| error.to_string())
-    }
+/// The endpoints of a replica's data-parallel ranks as the file has them: that of the first one, or a list of all.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "an endpoint in quotes, or a list of one for each rank")]
+pub(super) enum Endpoints {
+    First(String),
+    Each(Vec<String>),
 }
 
-impl FirstEndpoint {
-    /// The endpoint of a rank: the port plus the rank (vLLM `ZmqEventPublisher.offset_endpoint_port`).
-    pub(super) fn of_rank(&self, rank: u16) -> Result<Endpoint, String> {
-        if rank == 0 {
-            return Ok(self.0.clone());
+impl Endpoints {
+    /// How many there are, where all are listed.
+    pub(super) fn listed(&self) -> Option<usize> {
+        match self {
+            Self::First(_) => None,
+            Self::Each(all) => Some(all.len()),
         }
-        let text = self.0.to_string();
-        text.rsplit_once(':')
-            .and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?.checked_add(rank)?)))
-            .and_then(|(host, port)| Endpoint::parse(&format!("{host}:{port}")).ok())
-            .ok_or_else(|| {
-                format!("`{text}` has no port to count the ranks from: `ranks` above 1 need tcp://")
-            })
+    }
+
+    /// The endpoint of a rank. From the first one on, the port grows with the rank (vLLM
+    /// `ZmqEventPublisher.offset_endpoint_port`).
+    pub(super) fn of_rank(&self, rank: u16) -> Result<Endpoint, String> {
+        let parse = |text: &str| Endpoint::parse(text).map_err(|error| error.to_string());
+        match self {
+            Self::First(first) => {
+                let first = parse(first)?;
+                first.plus(rank).ok_or_else(|| {
+                    format!("`{first}` has no port to count the ranks from: `ranks` above 1 need tcp://")
+                })
+            }
+            Self::Each(all) => match all.get(usize::from(rank)) {
+                Some(text) => parse(text),
+                None => Err(format!("rank {rank} has no endpoint in the list")),
+            },
+        }
     }
 }
 
@@ -205,7 +246,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(HostPort, SocketAddr, FirstEndpoint);
+from_text!(HostPort, HttpAddr, SocketAddr);
 
 impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for Count<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

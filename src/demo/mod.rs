@@ -8,15 +8,14 @@ use crate::{
     agent::Agent,
     client,
     config::{Config, Overrides},
-    sim::{RankEndpoints, Replica, ReplicaArgs},
+    sim::{Replica, ReplicaArgs},
 };
 use anyhow::{Context, bail};
 use clap::Args;
 use load::Load;
 use report::Summary;
-use site::{Haproxy, POOL, Server, Site, free_port};
+use site::{Haproxy, POOL, RUNTIME_SOCKET, Server, Site, free_port};
 use std::{
-    fmt::Write,
     io::{IsTerminal, Write as _},
     path::{Path, PathBuf},
     sync::{
@@ -65,7 +64,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let plain = replicas("p", &args).await?;
     let routed = replicas("s", &args).await?;
-    let config = agent_config(&dir.0, &routed)?;
+    let config = agent_config(&dir.0)?;
     let agent = Agent::start(&config).await?;
     let admin = agent.admin_addr()?.to_string();
     let serving = tokio::spawn(agent.serve(stop.clone()));
@@ -96,13 +95,11 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
 
 struct Replicas {
     servers: Vec<Server>,
-    /// One rank a server.
-    ranks: Vec<RankEndpoints>,
     _running: Vec<Replica>,
 }
 
 async fn replicas(prefix: &str, args: &DemoArgs) -> anyhow::Result<Replicas> {
-    let mut started = Replicas { servers: Vec::new(), ranks: Vec::new(), _running: Vec::new() };
+    let mut started = Replicas { servers: Vec::new(), _running: Vec::new() };
     for number in 1..=args.replicas {
         let replica = Replica::start(&ReplicaArgs {
             listen: ([127, 0, 0, 1], 0).into(),
@@ -115,26 +112,21 @@ async fn replicas(prefix: &str, args: &DemoArgs) -> anyhow::Result<Replicas> {
         .await
         .context("a simulated replica")?;
         started.servers.push(Server { name: format!("{prefix}{number}"), addr: replica.http_addr() });
-        started.ranks.extend_from_slice(replica.ranks());
         started._running.push(replica);
     }
     Ok(started)
 }
 
-fn agent_config(dir: &Path, replicas: &Replicas) -> anyhow::Result<Config> {
-    let mut text = format!(
-        "spop.listen = \"{}\"\nadmin.listen = \"{}\"\nlog.listen = \"{}\"\n[[pool]]\nbackend = \"{POOL}\"\n",
+/// The replicas are not in it: the agent finds them by HAProxy's runtime socket.
+fn agent_config(dir: &Path) -> anyhow::Result<Config> {
+    let text = format!(
+        "spop.listen = \"{}\"\nadmin.listen = \"{}\"\nlog.listen = \"{}\"\nhaproxy.socket = \"{}\"\n\
+         [[pool]]\nbackend = \"{POOL}\"\n",
         free_port()?,
         free_port()?,
-        free_port()?
+        free_port()?,
+        dir.join(RUNTIME_SOCKET).display()
     );
-    for (server, rank) in replicas.servers.iter().zip(&replicas.ranks) {
-        write!(
-            text,
-            "[[pool.replica]]\nserver = \"{}\"\nhttp = \"{}\"\nevents = \"{}\"\nreplay = \"{}\"\n",
-            server.name, server.addr, rank.events, rank.replay
-        )?;
-    }
     let path = dir.join("kvspoa.toml");
     std::fs::write(&path, text)?;
     Ok(Config::load(&path, &Overrides::default())?)

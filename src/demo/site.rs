@@ -49,6 +49,9 @@ impl Drop for Haproxy {
 /// The backend with kvspoa, by which the agent knows its pool.
 pub(super) const POOL: &str = "be_kvspoa";
 
+/// HAProxy's runtime socket in the demonstration's directory.
+pub(super) const RUNTIME_SOCKET: &str = "admin.sock";
+
 /// A free loopback port. Another process could take it before it is used; the start would then fail with a clear error.
 pub(super) fn free_port() -> std::io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")?.local_addr()
@@ -78,7 +81,10 @@ impl Haproxy {
         let agent = dir.join("kvspoa-agent.cfg");
         std::fs::write(&agent, form(Form::Agent))?;
         let main = dir.join("haproxy.cfg");
-        std::fs::write(&main, config(site, plain, routed, &form(Form::Frontend), &form(Form::Backend))?)?;
+        std::fs::write(
+            &main,
+            config(site, dir, plain, routed, &form(Form::Frontend), &form(Form::Backend))?,
+        )?;
         let process = Command::new(binary)
             .arg("-db")
             .args([Path::new("-f"), &main, Path::new("-f"), &agent])
@@ -120,6 +126,7 @@ fn version(binary: &Path) -> anyhow::Result<String> {
 
 fn config(
     site: &Site<'_>,
+    dir: &Path,
     plain: SocketAddr,
     routed: SocketAddr,
     frontend: &str,
@@ -128,12 +135,13 @@ fn config(
     let mut out = String::new();
     write!(
         out,
-        "global\n    maxconn 1000\n    tune.bufsize 1048576\n\n\
+        "global\n    maxconn 1000\n    tune.bufsize 1048576\n    stats socket {} mode 600 level user\n\n\
          defaults\n    mode http\n    timeout client 60s\n    timeout server 60s\n    timeout connect 2s\n    \
          timeout http-request 10s\n    option http-no-delay\n\n\
          frontend plain\n    bind {plain}\n    default_backend be_plain\n\n\
          frontend routed\n    bind {routed}\n    option httplog\n{frontend}\n    default_backend {POOL}\n\n\
-         backend be_plain\n    balance leastconn\n    http-response set-header x-served-by %s\n"
+         backend be_plain\n    balance leastconn\n    http-response set-header x-served-by %s\n",
+        dir.join(RUNTIME_SOCKET).display()
     )?;
     servers(&mut out, site.plain)?;
     write!(

@@ -77,6 +77,27 @@ impl Endpoint {
         self.listen
     }
 
+    /// The endpoint at a port so much higher; `None` where there is no port or no such one.
+    #[must_use]
+    pub fn plus(&self, ports: u16) -> Option<Self> {
+        if ports == 0 {
+            return Some(self.clone());
+        }
+        let (host, port) = self.address.strip_prefix("tcp://")?.rsplit_once(':')?;
+        let port = port.parse::<u16>().ok()?.checked_add(ports)?;
+        Some(Self { address: format!("tcp://{host}:{port}"), listen: self.listen })
+    }
+
+    /// The endpoint at a host (a name, or an address without brackets) and port.
+    ///
+    /// # Errors
+    ///
+    /// If the host is none.
+    pub fn at(host: &str, port: u16) -> Result<Self, EndpointError> {
+        let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        Self::parse(&format!("tcp://{bracketed}:{port}"))
+    }
+
     /// Whether the host is a literal IPv6 address.
     #[must_use]
     pub fn is_ipv6(&self) -> bool {

@@ -49,4 +49,10 @@ impl HealthMetrics {
             block_size_changes: counter!("kvspoa_kv_block_size_changes_total", &labels),
         }
     }
+
+    pub(super) fn clear(&self) {
+        let Self { states, faults, waiting_blocks, unconfirmed_blocks, lag_seconds, block_tokens, .. } = self;
+        let gauges = [waiting_blocks, unconfirmed_blocks, lag_seconds, block_tokens];
+        states.iter().chain(faults).chain(gauges).for_each(|gauge| gauge.set(0.0));
+    }
 }

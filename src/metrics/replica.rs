@@ -1,6 +1,5 @@
 //! What HAProxy and the engines say of themselves, and how asking them goes.
 
-use super::FeedLabels;
 use metrics::{Counter, Gauge, counter, gauge};
 
 /// HAProxy's runtime socket.
@@ -65,8 +64,10 @@ pub struct ServerMetrics {
 }
 
 impl ServerMetrics {
-    pub(super) fn register(labels: &FeedLabels, states: &[&'static str]) -> Self {
-        let labels = [("pool", labels.pool.clone()), ("server", labels.server.clone())];
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register(pool: &str, server: &str, states: &[&'static str]) -> Self {
+        let labels = [("pool", pool.to_owned()), ("server", server.to_owned())];
         let state = |state: &&'static str| {
             let mut labels = labels.to_vec();
             labels.push(("state", (*state).to_owned()));
@@ -80,5 +81,11 @@ impl ServerMetrics {
             limit: gauge!("kvspoa_server_limit", &labels),
             connections: gauge!("kvspoa_server_connections", &labels),
         }
+    }
+
+    /// The server is gone: nothing is true of it any more.
+    pub fn clear(&self) {
+        let Self { states, weight, in_flight, queued, limit, connections } = self;
+        states.iter().chain([weight, in_flight, queued, limit, connections]).for_each(|gauge| gauge.set(0.0));
     }
 }

@@ -1,6 +1,6 @@
 //! Decisions, what became of them, and the state of the pools.
 
-use super::{FeedLabels, HealthMetrics, ServerMetrics};
+use super::{FeedLabels, HealthMetrics};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::time::Duration;
 
@@ -119,10 +119,6 @@ pub struct PoolMetrics {
     pub lost: Counter,
     /// Bookings moved to the rank that got their request instead.
     pub moved: Counter,
-    /// The servers, each by its first rank's place in the pool.
-    pub servers: Vec<(u16, ServerMetrics)>,
-    /// The ranks, by their place in the pool.
-    pub ranks: Vec<RankMetrics>,
 }
 
 /// The state of one rank.
@@ -153,14 +149,7 @@ pub struct RankMetrics {
 impl PoolMetrics {
     /// Registers the metrics with the process's recorder.
     #[must_use]
-    pub fn register(
-        pool: &str,
-        ranks: &[FeedLabels],
-        states: &[&'static str],
-        faults: &[&'static str],
-        server_states: &[&'static str],
-    ) -> Self {
-        let firsts = (0u16..).zip(ranks).filter(|(_, labels)| labels.rank == 0);
+    pub fn register(pool: &str) -> Self {
         Self {
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
             token_cache_hits: counter!("kvspoa_token_cache_hits_total", "pool" => pool.to_owned()),
@@ -173,16 +162,14 @@ impl PoolMetrics {
             ended_early: counter!("kvspoa_ended_before_choice_total", "pool" => pool.to_owned()),
             lost: counter!("kvspoa_bookings_lost_total", "pool" => pool.to_owned()),
             moved: counter!("kvspoa_bookings_moved_total", "pool" => pool.to_owned()),
-            servers: firsts
-                .map(|(at, labels)| (at, ServerMetrics::register(labels, server_states)))
-                .collect(),
-            ranks: ranks.iter().map(|rank| RankMetrics::register(rank, states, faults)).collect(),
         }
     }
 }
 
 impl RankMetrics {
-    fn register(rank: &FeedLabels, states: &[&'static str], faults: &[&'static str]) -> Self {
+    /// Registers one rank's metrics with the process's recorder. `states` and `faults` are their names, in order.
+    #[must_use]
+    pub fn register(rank: &FeedLabels, states: &[&'static str], faults: &[&'static str]) -> Self {
         let labels =
             [("pool", rank.pool.clone()), ("server", rank.server.clone()), ("rank", rank.rank.to_string())];
         let blocks = |tier: &str| {
@@ -202,5 +189,13 @@ impl RankMetrics {
             engine_kv_usage: gauge!("kvspoa_engine_kv_usage", &labels),
             engine_blocks: gauge!("kvspoa_engine_blocks", &labels),
         }
+    }
+
+    /// The rank is gone: nothing is true of it any more.
+    pub fn clear(&self) {
+        self.health.clear();
+        let gauges = [&self.requests, &self.prefill_tokens, &self.booked_blocks, &self.engine_running];
+        let engine = [&self.history_blocks, &self.engine_waiting, &self.engine_kv_usage, &self.engine_blocks];
+        gauges.into_iter().chain(engine).chain(&self.blocks).for_each(|gauge| gauge.set(0.0));
     }
 }

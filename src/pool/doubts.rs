@@ -1,7 +1,7 @@
 //! What polls find that speaks against a rank's KV events, or settles a doubt. The thread of the events fetches what is
 //! to be asked of the engines.
 
-use super::{Pool, Rank, loads::Loads, silence::Silence};
+use super::{Pool, Rank, live::engine_ranks, loads::Loads, silence::Silence};
 use crate::{
     events::{Doubt, FeedState},
     replica::{EngineReport, Server, ServerState},
@@ -14,15 +14,15 @@ use std::mem;
 /// long step.
 const POLLS_WITHOUT_ANSWER: u32 = 3;
 
-/// What was found, and what it was found by.
-#[derive(Debug)]
+/// What was found.
+#[derive(Debug, Default)]
 pub(super) struct Doubts {
     found: Mutex<Vec<(RankId, Doubt)>>,
-    ranks: Mutex<Vec<Watched>>,
 }
 
+/// What it is found by, of one rank.
 #[derive(Debug, Default)]
-struct Watched {
+pub(super) struct Watched {
     silence: Silence,
     loads: Loads,
     /// Polls in a row without an answer; `None` before the first answer, for an address may be wrong from the start.
@@ -31,10 +31,6 @@ struct Watched {
 }
 
 impl Doubts {
-    pub(super) fn new(ranks: usize) -> Self {
-        Self { found: Mutex::default(), ranks: Mutex::new((0..ranks).map(|_| Watched::default()).collect()) }
-    }
-
     fn add(&self, rank: RankId, doubt: Doubt) {
         let mut found = self.found.lock();
         if !found.contains(&(rank, doubt)) {
@@ -58,32 +54,33 @@ impl Pool {
     /// Compares what the engines of one replica answered, or that they did not, with their streams. `asked` is
     /// [`Self::heard`] of when they were asked.
     pub fn doubt_engines(&self, server: &str, reports: &[EngineReport], asked: &[u64]) {
-        let told = self.engine_ranks(server, reports);
-        for rank in self.ranks_of(server) {
-            let doubt = match told.iter().find(|(told, _)| *told == rank) {
-                Some((_, report)) => self.hear_engine(rank, report, asked),
-                None if reports.is_empty() => self.miss_engine(rank),
+        let ranks = self.ranks();
+        let told = engine_ranks(&ranks, server, reports);
+        for id in ranks.of_server(server) {
+            let Some(rank) = ranks.get(*id) else { continue };
+            let doubt = match told.iter().find(|(told, _)| told == id) {
+                Some((_, report)) => self.hear_engine(*id, rank, report, asked),
+                None if reports.is_empty() => miss_engine(rank),
                 None => None,
             };
             if let Some(doubt) = doubt {
-                self.doubts.add(rank, doubt);
+                self.doubts.add(*id, doubt);
             }
         }
     }
 
-    fn hear_engine(&self, rank: RankId, report: &EngineReport, asked: &[u64]) -> Option<Doubt> {
-        self.doubts.ranks.lock().get_mut(rank.index())?.unanswered = Some(0);
-        let asked = *asked.get(rank.index())?;
+    fn hear_engine(&self, id: RankId, rank: &Rank, report: &EngineReport, asked: &[u64]) -> Option<Doubt> {
+        rank.watched.lock().unanswered = Some(0);
+        let asked = *asked.get(id.index())?;
         let (answered, cleared_at, state, block_tokens) = {
             let caches = self.caches.read();
-            let feed = caches.feeds.get(rank.index()).filter(|feed| feed.configured)?;
+            let feed = caches.feeds.get(id.index()).filter(|feed| feed.configured)?;
             // Of a hybrid model's sizes, the larger one needs more tokens for a block.
             (feed.heard, feed.cleared_at, feed.state, feed.block_tokens.max(report.block_tokens))
         };
-        let mut ranks = self.doubts.ranks.lock();
-        let watched = ranks.get_mut(rank.index())?;
+        let mut watched = rank.watched.lock();
         if report.loaded_tokens().is_some_and(|tokens| watched.loads.see(asked, cleared_at, tokens)) {
-            self.caches.write().index.see_loads(rank);
+            self.caches.write().index.see_loads(id);
         }
         if !matches!(state, FeedState::Exact | FeedState::Degraded(_)) {
             watched.silence = Silence::default();
@@ -92,16 +89,9 @@ impl Pool {
         if !watched.silence.see([asked, answered], report, block_tokens?) {
             return None;
         }
-        drop(ranks);
-        self.caches.write().feeds.get_mut(rank.index())?.see_silence();
+        drop(watched);
+        self.caches.write().feeds.get_mut(id.index())?.see_silence();
         Some(Doubt::Silent)
-    }
-
-    fn miss_engine(&self, rank: RankId) -> Option<Doubt> {
-        let mut ranks = self.doubts.ranks.lock();
-        let unanswered = ranks.get_mut(rank.index())?.unanswered.as_mut()?;
-        *unanswered = unanswered.saturating_add(1);
-        (*unanswered == POLLS_WITHOUT_ANSWER).then_some(Doubt::HealthLost)
     }
 
     /// Takes in what HAProxy says of all servers' health.
@@ -113,20 +103,27 @@ impl Pool {
 
     /// Takes in what HAProxy says of one server's health: when it goes down, its process may be gone.
     pub fn doubt_server(&self, server: &str, is_down: bool) {
-        for rank in self.ranks_of(server) {
-            let mut ranks = self.doubts.ranks.lock();
-            let Some(watched) = ranks.get_mut(rank.index()) else { continue };
-            if is_down && !mem::replace(&mut watched.is_down, is_down) {
-                self.doubts.add(rank, Doubt::HealthLost);
+        let ranks = self.ranks();
+        for id in ranks.of_server(server) {
+            let Some(rank) = ranks.get(*id) else { continue };
+            let was_down = mem::replace(&mut rank.watched.lock().is_down, is_down);
+            if is_down && !was_down {
+                self.doubts.add(*id, Doubt::HealthLost);
             }
-            watched.is_down = is_down;
         }
     }
 
-    fn ranks_of<'a>(&'a self, server: &'a str) -> impl Iterator<Item = RankId> + 'a {
-        let is_its = move |rank: &Rank| *rank.server == *server;
-        self.rank_ids().zip(&self.ranks).filter(move |(_, rank)| is_its(rank)).map(|(id, _)| id)
+    /// These ranks have left; their ids will be others'.
+    pub(super) fn forget_doubts(&self, ranks: &[RankId]) {
+        self.doubts.found.lock().retain(|(rank, _)| !ranks.contains(rank));
     }
+}
+
+fn miss_engine(rank: &Rank) -> Option<Doubt> {
+    let mut watched = rank.watched.lock();
+    let unanswered = watched.unanswered.as_mut()?;
+    *unanswered = unanswered.saturating_add(1);
+    (*unanswered == POLLS_WITHOUT_ANSWER).then_some(Doubt::HealthLost)
 }
 
 #[cfg(test)]

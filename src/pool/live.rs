@@ -1,12 +1,12 @@
 //! What HAProxy and the engines last said of the pool's ranks. Written by polls, read by look-ups without a lock.
 
-use super::{Pool, Rank};
+use super::{Pool, Rank, Ranks};
 use crate::{
     replica::{EngineReport, Server, ServerState},
     select::{Candidate, EngineLoad, Excluded, Slots},
     units::RankId,
 };
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use std::{
     sync::{
         Arc,
@@ -28,14 +28,12 @@ const MIN_ENGINES_FRESH: Duration = Duration::from_secs(3);
 /// would count as present what a small one has long evicted.
 const USUAL_CACHE_BLOCKS: u32 = 8192;
 
-/// The last word of HAProxy and of every engine.
+/// The last word of HAProxy, and how long words count.
 #[derive(Debug)]
 pub(super) struct Live {
     servers: ArcSwap<Servers>,
     /// What stands in for a word that is out of date.
     nothing: Arc<Servers>,
-    engines: Vec<ArcSwapOption<EngineView>>,
-    layouts: Vec<Layout>,
     servers_fresh: Duration,
     engines_fresh: Duration,
 }
@@ -75,9 +73,25 @@ pub struct EngineView {
 
 /// The shape of one rank's cache as its engine last told: it holds while the engine is not heard. 0 is not known.
 #[derive(Debug, Default)]
-struct Layout {
+pub(super) struct Layout {
     block_tokens: AtomicU32,
     blocks: AtomicU32,
+}
+
+impl Layout {
+    /// Tokens in a block.
+    pub(super) fn block_tokens(&self) -> Option<u32> {
+        told(&self.block_tokens)
+    }
+
+    fn take(&self, report: &EngineReport) {
+        self.block_tokens.store(report.block_tokens.unwrap_or_default(), Ordering::Relaxed);
+        self.blocks.store(report.capacity_blocks.unwrap_or_default(), Ordering::Relaxed);
+    }
+}
+
+fn told(number: &AtomicU32) -> Option<u32> {
+    Some(number.load(Ordering::Relaxed)).filter(|number| *number > 0)
 }
 
 impl ServerView {
@@ -106,12 +120,10 @@ impl EngineView {
 }
 
 impl Live {
-    pub(super) fn new(ranks: &[Rank], haproxy_poll: Duration, engine_poll: Duration) -> Self {
+    pub(super) fn new(haproxy_poll: Duration, engine_poll: Duration) -> Self {
         Self {
             servers: ArcSwap::default(),
             nothing: Arc::default(),
-            engines: ranks.iter().map(|_| ArcSwapOption::empty()).collect(),
-            layouts: ranks.iter().map(|_| Layout::default()).collect(),
             servers_fresh: (haproxy_poll * POLLS_TO_MISS).max(MIN_SERVERS_FRESH),
             engines_fresh: (engine_poll * POLLS_TO_MISS).max(MIN_ENGINES_FRESH),
         }
@@ -123,10 +135,21 @@ impl Live {
         if fresh { Arc::clone(&servers) } else { Arc::clone(&self.nothing) }
     }
 
-    fn engine(&self, rank: RankId, now: Instant) -> Option<EngineView> {
-        let view = self.engines.get(rank.index())?.load();
+    fn engine(&self, rank: &Rank, now: Instant) -> Option<EngineView> {
+        let view = rank.engine.load();
         let view = **view.as_ref()?;
         (now.saturating_duration_since(view.at) < self.engines_fresh).then_some(view)
+    }
+
+    /// What was said of these ranks was said of others, who had their ids before.
+    pub(super) fn forget(&self, ranks: &[RankId]) {
+        let mut servers = Servers::clone(&self.servers.load());
+        for rank in ranks {
+            if let Some(view) = servers.by_rank.get_mut(rank.index()) {
+                *view = None;
+            }
+        }
+        self.servers.store(Arc::new(servers));
     }
 }
 
@@ -139,31 +162,22 @@ impl Pool {
 
     /// What a rank's engine last reported, unless that is out of date.
     #[must_use]
-    pub fn engine(&self, rank: RankId, now: Instant) -> Option<EngineView> {
+    pub fn engine(&self, rank: &Rank, now: Instant) -> Option<EngineView> {
         self.live.engine(rank, now)
     }
 
-    /// Tokens in a block of a rank's cache, as its engine last told.
-    pub(super) fn told_block_tokens(&self, rank: RankId) -> Option<u32> {
-        self.told(rank, |layout| &layout.block_tokens)
-    }
-
     /// Blocks of a rank's cache over all tiers: as configured, else as its engine last told of its GPU tier.
-    pub(super) fn cache_blocks(&self, rank: RankId) -> u32 {
-        let configured = self.ranks.get(rank.index()).and_then(|rank| rank.feed.cache_blocks);
-        configured.or_else(|| self.told(rank, |layout| &layout.blocks)).unwrap_or(USUAL_CACHE_BLOCKS)
-    }
-
-    fn told(&self, rank: RankId, number: impl Fn(&Layout) -> &AtomicU32) -> Option<u32> {
-        let number = number(self.live.layouts.get(rank.index())?).load(Ordering::Relaxed);
-        Some(number).filter(|number| *number > 0)
+    pub(super) fn cache_blocks(ranks: &Ranks, rank: RankId) -> u32 {
+        let known =
+            ranks.get(rank).and_then(|rank| rank.feed.cache_blocks.or_else(|| told(&rank.layout.blocks)));
+        known.unwrap_or(USUAL_CACHE_BLOCKS)
     }
 
     /// Bookings by rank, for the `booked` of [`Self::take_servers`] and [`Self::take_engines`].
     #[must_use]
     pub fn booked(&self) -> Vec<u32> {
         let scheduler = self.scheduler.lock();
-        let mut booked = vec![0; self.ranks.len()];
+        let mut booked = vec![0; self.ranks.load().table_len()];
         for (rank, load) in scheduler.loads() {
             if let Some(booked) = booked.get_mut(rank.index()) {
                 *booked = load.requests;
@@ -177,25 +191,34 @@ impl Pool {
         let excluded = exclusions(servers);
         // A request that came or went meanwhile must not look like another client's.
         let booked_now = self.booked();
-        let by_rank = self.ranks.iter().zip(booked.iter().zip(&booked_now)).map(|(rank, (before, after))| {
-            let Some(at) = servers.iter().position(|server| *server.name == *rank.server) else {
-                return Some(ServerView { excluded: Some(Excluded::Unknown), ..ServerView::UNTOLD });
+        let booked = |id: RankId| {
+            let counts = [booked, &booked_now].into_iter().filter_map(|booked| booked.get(id.index()));
+            counts.max().copied().unwrap_or_default()
+        };
+        let ranks = self.ranks.load();
+        let mut by_rank = vec![None; ranks.table_len()];
+        for (id, rank) in ranks.iter() {
+            let view = match servers.iter().position(|server| *server.name == *rank.server) {
+                None => ServerView { excluded: Some(Excluded::Unknown), ..ServerView::UNTOLD },
+                Some(at) => {
+                    let server = &servers[at];
+                    ServerView {
+                        state: Some(server.state),
+                        weight: server.weight,
+                        excluded: excluded[at],
+                        slots: Slots {
+                            in_flight: server.in_flight,
+                            limit: server.limit,
+                            queued: server.queued,
+                            booked: booked(id),
+                        },
+                        connections: server.connections,
+                    }
+                }
             };
-            let server = &servers[at];
-            Some(ServerView {
-                state: Some(server.state),
-                weight: server.weight,
-                excluded: excluded[at],
-                slots: Slots {
-                    in_flight: server.in_flight,
-                    limit: server.limit,
-                    queued: server.queued,
-                    booked: *before.max(after),
-                },
-                connections: server.connections,
-            })
-        });
-        self.live.servers.store(Arc::new(Servers { at: Some(now), by_rank: by_rank.collect() }));
+            by_rank[id.index()] = Some(view);
+        }
+        self.live.servers.store(Arc::new(Servers { at: Some(now), by_rank }));
         self.sync_open(now);
     }
 
@@ -204,11 +227,12 @@ impl Pool {
     pub fn take_notice(&self, server: &str, up: bool, now: Instant) {
         let mut servers = Servers::clone(&self.servers(now));
         servers.at = servers.at.or(Some(now));
-        servers.by_rank.resize(self.ranks.len(), None);
-        for (rank, view) in self.ranks.iter().zip(&mut servers.by_rank) {
-            if *rank.server == *server {
-                let (state, excluded) =
-                    if up { (ServerState::Up, None) } else { (ServerState::Down, Some(Excluded::Down)) };
+        let ranks = self.ranks.load();
+        servers.by_rank.resize(ranks.table_len(), None);
+        let (state, excluded) =
+            if up { (ServerState::Up, None) } else { (ServerState::Down, Some(Excluded::Down)) };
+        for rank in ranks.of_server(server) {
+            if let Some(view) = servers.by_rank.get_mut(rank.index()) {
                 let before = view.unwrap_or(ServerView::UNTOLD);
                 *view = Some(ServerView { state: Some(state), excluded, ..before });
             }
@@ -221,36 +245,22 @@ impl Pool {
     /// Takes in what the engines of one replica reported. `booked` are our bookings when they were asked.
     pub fn take_engines(&self, server: &str, reports: &[EngineReport], booked: &[u32], now: Instant) {
         let booked_now = self.booked();
-        for (rank, report) in self.engine_ranks(server, reports) {
+        let ranks = self.ranks.load();
+        for (rank, report) in engine_ranks(&ranks, server, reports) {
             let booked = [booked, &booked_now].iter().filter_map(|booked| booked.get(rank.index())).max();
             let view = EngineView { report, at: now, booked: booked.copied().unwrap_or_default() };
-            if let Some(engine) = self.live.engines.get(rank.index()) {
-                engine.store(Some(Arc::new(view)));
-            }
-            if let Some(layout) = self.live.layouts.get(rank.index()) {
-                layout.block_tokens.store(report.block_tokens.unwrap_or_default(), Ordering::Relaxed);
-                layout.blocks.store(report.capacity_blocks.unwrap_or_default(), Ordering::Relaxed);
+            if let Some(rank) = ranks.get(rank) {
+                rank.engine.store(Some(Arc::new(view)));
+                rank.layout.take(&report);
             }
         }
-    }
-
-    /// Which report is which rank's: in their order, where there are as many; otherwise by number.
-    pub(super) fn engine_ranks(&self, server: &str, reports: &[EngineReport]) -> Vec<(RankId, EngineReport)> {
-        let ranks: Vec<RankId> =
-            self.rank_ids().filter(|id| *self.ranks[id.index()].server == *server).collect();
-        if ranks.len() == reports.len() {
-            return ranks.into_iter().zip(reports.iter().copied()).collect();
-        }
-        let numbered =
-            reports.iter().filter_map(|report| Some((*ranks.get(usize::from(report.engine))?, *report)));
-        numbered.collect()
     }
 
     /// Tells the scheduler which ranks can be chosen now.
     pub fn sync_open(&self, now: Instant) {
         let servers = self.servers(now);
         let mut scheduler = self.scheduler.lock();
-        for rank in self.rank_ids() {
+        for rank in self.ranks.load().ids() {
             let excluded = servers.get(rank).and_then(|server| server.excluded);
             scheduler.set_open(rank, excluded.is_none(), now);
             if excluded == Some(Excluded::Down) {
@@ -263,6 +273,7 @@ impl Pool {
     /// A candidate with all that is known of its server and engine.
     pub(super) fn candidate(
         &self,
+        ranks: &Ranks,
         rank: RankId,
         block_tokens: u32,
         servers: &Servers,
@@ -273,10 +284,25 @@ impl Pool {
             excluded: server.excluded,
             weight: server.weight,
             slots: server.slots,
-            reported: self.engine(rank, now).map(|engine| engine.load()),
+            reported: ranks.get(rank).and_then(|rank| self.engine(rank, now)).map(|engine| engine.load()),
             ..Candidate::idle(rank, block_tokens)
         }
     }
+}
+
+/// Which report is which rank's: in their order, where there are as many; otherwise by number.
+pub(super) fn engine_ranks(
+    ranks: &Ranks,
+    server: &str,
+    reports: &[EngineReport],
+) -> Vec<(RankId, EngineReport)> {
+    let ranks = ranks.of_server(server);
+    if ranks.len() == reports.len() {
+        return ranks.iter().copied().zip(reports.iter().copied()).collect();
+    }
+    let numbered =
+        reports.iter().filter_map(|report| Some((*ranks.get(usize::from(report.engine))?, *report)));
+    numbered.collect()
 }
 
 /// Why HAProxy would send no request to each of a backend's servers. Backups serve only while no primary does, and then
@@ -301,6 +327,7 @@ fn exclusions(servers: &[Server]) -> Vec<Option<Excluded>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config;
     use crate::pool::testing::{pool, server};
 
     fn told(servers: &[Server]) -> Vec<Option<Excluded>> {
@@ -308,7 +335,8 @@ mod tests {
         let now = Instant::now();
         pool.take_servers(servers, &[0; 2], now);
         let servers = pool.servers(now);
-        pool.rank_ids().map(|rank| pool.candidate(rank, 16, &servers, now).excluded).collect()
+        let ranks = pool.ranks();
+        ranks.ids().map(|rank| pool.candidate(&ranks, rank, 16, &servers, now).excluded).collect()
     }
 
     #[test]
@@ -345,7 +373,7 @@ mod tests {
         let full = Server { weight: 7, in_flight: 4, queued: 3, limit: Some(4), ..server("s1") };
         pool.take_servers(&[full], &[2, 0], now);
         let servers = pool.servers(now);
-        let candidate = pool.candidate(RankId(0), 16, &servers, now);
+        let candidate = pool.candidate(&pool.ranks(), RankId(0), 16, &servers, now);
         assert_eq!(candidate.weight, 7);
         assert_eq!(candidate.slots, Slots { in_flight: 4, limit: Some(4), queued: 3, booked: 2 });
     }
@@ -353,31 +381,38 @@ mod tests {
     #[test]
     fn what_was_said_goes_out_of_date() {
         let pool = pool(1, 1);
+        let engine = |pool: &Pool, now| pool.engine(pool.ranks().get(RankId(0))?, now);
         let now = Instant::now();
         pool.take_servers(&[Server { state: ServerState::Down, ..server("s1") }], &[0], now);
         let report = EngineReport { running: 3, ..EngineReport::default() };
         pool.take_engines("s1", &[report], &[2], now);
-        assert_eq!(pool.engine(RankId(0), now).map(|engine| engine.load().booked), Some(2));
+        assert_eq!(engine(&pool, now).map(|engine| engine.load().booked), Some(2));
         let later = now + MIN_SERVERS_FRESH;
-        let candidate = pool.candidate(RankId(0), 16, &pool.servers(later), later);
+        let candidate = pool.candidate(&pool.ranks(), RankId(0), 16, &pool.servers(later), later);
         assert_eq!((candidate.excluded, candidate.reported), (None, None));
     }
 
     #[test]
     fn the_shape_of_a_cache_is_the_configured_one_or_what_the_engine_told_also_while_it_is_silent() {
-        let mut pool = pool(1, 1);
+        let pool = pool(1, 1);
         let now = Instant::now();
-        assert_eq!(
-            (pool.told_block_tokens(RankId(0)), pool.cache_blocks(RankId(0))),
-            (None, USUAL_CACHE_BLOCKS)
-        );
+        let shape = |server: &str| {
+            let ranks = pool.ranks();
+            let rank = ranks.of_server(server)[0];
+            (ranks.get(rank).expect("a rank").layout.block_tokens(), Pool::cache_blocks(&ranks, rank))
+        };
+        assert_eq!(shape("s1"), (None, USUAL_CACHE_BLOCKS));
         let report =
             EngineReport { block_tokens: Some(32), capacity_blocks: Some(500), ..EngineReport::default() };
         pool.take_engines("s1", &[report], &[0], now);
         pool.take_engines("s1", &[], &[0], now);
-        assert_eq!((pool.told_block_tokens(RankId(0)), pool.cache_blocks(RankId(0))), (Some(32), 500));
-        pool.ranks[0].feed.cache_blocks = Some(4_000);
-        assert_eq!(pool.cache_blocks(RankId(0)), 4_000);
+        assert_eq!(shape("s1"), (Some(32), 500));
+        let rank = config::Rank { cache_blocks: Some(4_000), ..config::Rank::default() };
+        let configured =
+            config::Replica { server: "s9".to_owned(), ranks: vec![rank], ..config::Replica::default() };
+        pool.join(&configured, now).expect("room");
+        pool.take_engines("s9", &[report], &[0], now);
+        assert_eq!(shape("s9"), (Some(32), 4_000));
     }
 
     #[test]
@@ -386,7 +421,9 @@ mod tests {
         let now = Instant::now();
         let excluded = |at| {
             let servers = pool.servers(at);
-            pool.rank_ids().map(|rank| pool.candidate(rank, 16, &servers, at).excluded).collect::<Vec<_>>()
+            let ranks = pool.ranks();
+            let excluded = |rank| pool.candidate(&ranks, rank, 16, &servers, at).excluded;
+            ranks.ids().map(excluded).collect::<Vec<_>>()
         };
         pool.take_notice("s2", false, now);
         assert_eq!(excluded(now), [None, Some(Excluded::Down)]);
@@ -404,12 +441,12 @@ mod tests {
         let report = |engine| EngineReport { engine, ..EngineReport::default() };
         let ranks = |engines: &[u16]| {
             let reports: Vec<_> = engines.iter().map(|engine| report(*engine)).collect();
-            let ranks = pool.engine_ranks("s1", &reports).into_iter();
+            let ranks = engine_ranks(&pool.ranks(), "s1", &reports).into_iter();
             ranks.map(|(rank, report)| (rank.0, report.engine)).collect::<Vec<_>>()
         };
         assert_eq!(ranks(&[6, 7]), [(0, 6), (1, 7)]);
         assert_eq!(ranks(&[1]), [(1, 1)]);
         assert_eq!(ranks(&[0, 1, 2]), [(0, 0), (1, 1)]);
-        assert_eq!(pool.engine_ranks("other", &[report(0)]).len(), 0);
+        assert_eq!(engine_ranks(&pool.ranks(), "other", &[report(0)]).len(), 0);
     }
 }

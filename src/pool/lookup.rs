@@ -1,6 +1,6 @@
 //! What the pool's caches hold of one prompt, and under which circumstances that was read.
 
-use super::{Pool, RankState, Servers};
+use super::{Pool, Rank, RankState, Ranks, Servers};
 use crate::{
     index::Overlaps,
     select::{Candidate, PromptBlocks},
@@ -22,6 +22,8 @@ pub struct Lookup {
     pub streams: Vec<Stream>,
     /// The servers at that moment.
     pub servers: Arc<Servers>,
+    /// The ranks at that moment.
+    pub ranks: Arc<Ranks>,
 }
 
 /// One rank's stream of KV events as a look-up saw it.
@@ -51,7 +53,8 @@ impl Pool {
         prompt_tokens: u32,
         now: Instant,
     ) -> Lookup {
-        let streams = self.streams();
+        let ranks = self.ranks();
+        let streams = self.streams(&ranks);
         let servers = self.servers(now);
         // The replicas of one pool are mostly alike.
         let usual = streams.iter().find_map(|stream| stream.block_tokens).unwrap_or(USUAL_BLOCK_TOKENS);
@@ -68,8 +71,9 @@ impl Pool {
             .iter()
             .map(|stream| {
                 let trusted = stream.state.is_trusted();
-                let history_blocks = if stream.misses_events { self.cache_blocks(stream.rank) } else { 0 };
-                let known = self.candidate(stream.rank, size_of(stream), &servers, now);
+                let history_blocks =
+                    if stream.misses_events { Self::cache_blocks(&ranks, stream.rank) } else { 0 };
+                let known = self.candidate(&ranks, stream.rank, size_of(stream), &servers, now);
                 Candidate { trusted, history_blocks, ..known }
             })
             .collect();
@@ -84,27 +88,27 @@ impl Pool {
                 candidate.disk_blocks = overlap.disk_blocks;
             }
         }
-        Lookup { prompt: Arc::new(PromptBlocks::new(prompt_tokens, sequences)), candidates, streams, servers }
+        let prompt = Arc::new(PromptBlocks::new(prompt_tokens, sequences));
+        Lookup { prompt, candidates, streams, servers, ranks }
     }
 
     /// The state of every rank's stream.
     #[must_use]
-    pub fn streams(&self) -> Vec<Stream> {
+    pub fn streams(&self, ranks: &Ranks) -> Vec<Stream> {
         let caches = self.caches.read();
-        self.rank_ids()
-            .zip(&caches.feeds)
-            .map(|(rank, feed)| {
-                let state = feed.rank_state(&caches.index.rank_stats(rank).unwrap_or_default());
-                Stream {
-                    rank,
-                    state,
-                    misses_events: state.misses_events(feed.state),
-                    is_starting: feed.is_starting(),
-                    applied_seq: feed.applied_seq,
-                    // Events know best; before the first of them the engine's page does.
-                    block_tokens: feed.block_tokens.or_else(|| self.told_block_tokens(rank)),
-                }
+        let stream = |(id, rank): (RankId, &Rank)| {
+            let feed = caches.feeds.get(id.index())?;
+            let state = feed.rank_state(&caches.index.rank_stats(id).unwrap_or_default());
+            Some(Stream {
+                rank: id,
+                state,
+                misses_events: state.misses_events(feed.state),
+                is_starting: feed.is_starting(),
+                applied_seq: feed.applied_seq,
+                // Events know best; before the first of them the engine's page does.
+                block_tokens: feed.block_tokens.or_else(|| rank.layout.block_tokens()),
             })
-            .collect()
+        };
+        ranks.iter().filter_map(stream).collect()
     }
 }

@@ -3,44 +3,38 @@
 //! A lost line: HAProxy and the engine both count fewer requests than are booked, for several polls on end. A request
 //! that HAProxy sent elsewhere: its server went down, and its blocks appeared on another rank. Age proves nothing.
 
-use super::Pool;
+use super::{Pool, live::engine_ranks};
 use crate::{
     replica::{EngineReport, Server, Sightings, Verdict},
     select::Scheduler,
     units::{RankId, RequestId},
 };
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 /// After a reload, the old process of HAProxy still has requests that nobody counts: those that wait in its queues. No
 /// queue is longer than this in the example (`timeout queue 60s`).
 const AFTER_RELOAD: Duration = Duration::from_secs(120);
 
 /// The runs of polls of every rank's server and engine.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Polls {
     /// By the first rank of each server.
-    haproxy: Vec<Sightings>,
-    engines: Vec<Sightings>,
+    haproxy: HashMap<RankId, Sightings>,
+    engines: HashMap<RankId, Sightings>,
     suspended_until: Option<Instant>,
-}
-
-impl Polls {
-    pub(super) fn new(ranks: usize) -> Self {
-        Self {
-            haproxy: vec![Sightings::default(); ranks],
-            engines: vec![Sightings::default(); ranks],
-            suspended_until: None,
-        }
-    }
 }
 
 impl Pool {
     /// Takes in the counts of a poll of HAProxy.
     pub fn see_servers(&self, servers: &[Server], now: Instant) {
         let mut polls = self.polls.lock();
-        for (first, _, name) in self.servers_of_ranks() {
-            let Some(sightings) = polls.haproxy.get_mut(first.index()) else { continue };
-            match servers.iter().find(|server| server.name == name) {
+        for of_pool in self.ranks.load().servers() {
+            let Some(first) = of_pool.ids.first() else { continue };
+            let sightings = polls.haproxy.entry(*first).or_default();
+            match servers.iter().find(|server| *server.name == *of_pool.name) {
                 Some(server) => sightings.see(now, server.in_flight.saturating_add(server.queued)),
                 None => sightings.interrupt(),
             }
@@ -49,7 +43,7 @@ impl Pool {
 
     /// HAProxy could not be asked.
     pub fn miss_servers(&self) {
-        self.polls.lock().haproxy.iter_mut().for_each(Sightings::interrupt);
+        self.polls.lock().haproxy.values_mut().for_each(Sightings::interrupt);
     }
 
     /// HAProxy is another process from now on.
@@ -60,11 +54,12 @@ impl Pool {
 
     /// Takes in the counts of one replica's engines; no report interrupts them.
     pub fn see_engines(&self, server: &str, reports: &[EngineReport], now: Instant) {
-        let told = self.engine_ranks(server, reports);
+        let ranks = self.ranks.load();
+        let told = engine_ranks(&ranks, server, reports);
         let mut polls = self.polls.lock();
-        for rank in self.rank_ids().filter(|id| *self.ranks[id.index()].server == *server) {
-            let Some(sightings) = polls.engines.get_mut(rank.index()) else { continue };
-            match told.iter().find(|(told, _)| *told == rank) {
+        for rank in ranks.of_server(server) {
+            let sightings = polls.engines.entry(*rank).or_default();
+            match told.iter().find(|(told, _)| told == rank) {
                 Some((_, report)) => sightings.see(now, report.requests()),
                 None => sightings.interrupt(),
             }
@@ -78,11 +73,12 @@ impl Pool {
         let suspended = polls.suspended_until.is_some_and(|until| now < until);
         let mut scheduler = self.scheduler.lock();
         let mut ended = 0;
-        for (first, ranks, _) in self.servers_of_ranks() {
-            let haproxy = polls.haproxy.get(first.index()).and_then(|sightings| sightings.verdict(now));
-            let of_rank = |rank: RankId| polls.engines.get(rank.index())?.verdict(now);
+        for server in self.ranks.load().servers() {
+            let first = server.ids.first().and_then(|first| polls.haproxy.get(first));
+            let haproxy = first.and_then(|sightings| sightings.verdict(now));
+            let of_rank = |rank: RankId| polls.engines.get(&rank)?.verdict(now);
             let ranks: Vec<(RankId, Option<Verdict>)> =
-                (first.0..first.0 + ranks).map(|rank| (RankId(rank), of_rank(RankId(rank)))).collect();
+                server.ids.iter().map(|rank| (*rank, of_rank(*rank))).collect();
             for (rank, engine) in &ranks {
                 scheduler.set_counted(*rank, haproxy.is_some() && engine.is_some());
             }
@@ -111,7 +107,7 @@ impl Pool {
         let servers = self.servers(now);
         let closed = |rank: &RankId| servers.get(*rank).is_some_and(|server| server.excluded.is_some());
         let mut moved = 0;
-        for rank in self.rank_ids().filter(closed) {
+        for rank in self.ranks.load().ids().filter(closed) {
             let mut scheduler = self.scheduler.lock();
             let strays = {
                 let caches = self.caches.read();
@@ -124,14 +120,13 @@ impl Pool {
         moved
     }
 
-    /// Every server: its first rank, how many it has, and its name. The ranks of a server stand together.
-    fn servers_of_ranks(&self) -> impl Iterator<Item = (RankId, u16, &str)> {
-        let mut next = 0u16;
-        self.ranks.chunk_by(|a, b| a.server == b.server).filter_map(move |ranks| {
-            let (first, count) = (RankId(next), ranks.len() as u16);
-            next += count;
-            Some((first, count, &*ranks.first()?.server))
-        })
+    /// These ranks have left; their ids will be others'.
+    pub(super) fn forget_sightings(&self, ranks: &[RankId]) {
+        let mut polls = self.polls.lock();
+        for rank in ranks {
+            polls.haproxy.remove(rank);
+            polls.engines.remove(rank);
+        }
     }
 }
 
@@ -168,7 +163,7 @@ mod tests {
     fn booked(pool: &Pool) -> Vec<u128> {
         let scheduler = pool.scheduler.lock();
         let mut ids: Vec<u128> =
-            pool.rank_ids().flat_map(|rank| scheduler.bookings(rank)).map(|(id, _)| id.0).collect();
+            pool.ranks().ids().flat_map(|rank| scheduler.bookings(rank)).map(|(id, _)| id.0).collect();
         ids.sort_unstable();
         ids
     }

@@ -10,6 +10,7 @@ mod live;
 mod loads;
 mod lookup;
 mod lost;
+mod ranks;
 mod silence;
 mod sink;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod watch;
 pub use adapters::Adapters;
 pub use live::{EngineView, ServerView, Servers};
 pub use lookup::{Lookup, Stream};
+pub use ranks::{PoolFull, Rank, Ranks, ServerRanks};
 pub use sink::{EventSink, FeedKey};
 pub use view::{CacheView, Feed, FeedFault, RankState};
 pub use watch::{Matching, Watch};
@@ -29,21 +31,19 @@ use crate::{
     config,
     hash::HashKey,
     index::{Index, IndexConfig},
-    metrics::FeedLabels,
     prompt::{Model, ModelError},
     select::Scheduler,
     units::{RankId, SequenceHash, Tier},
 };
+use arc_swap::ArcSwap;
 use doubts::Doubts;
 use live::Live;
 use lost::Polls;
 use parking_lot::{Mutex, RwLock};
+use ranks::Ids;
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    time::Duration,
 };
 
 /// The longest prompt of engines of which nothing is known: what most models were trained for at most. A length that is
@@ -68,35 +68,23 @@ pub struct Pool {
     /// The longest prompt that the engines take, in tokens: as configured, and as they tell; 0 is not known.
     configured_context: Option<u32>,
     told_context: AtomicU32,
-    /// The ranks, by [`RankId`].
-    pub ranks: Vec<Rank>,
     /// What the ranks' caches hold, as far as their events tell.
     pub caches: RwLock<CacheView>,
     /// Loads and bookings.
     pub scheduler: Mutex<Scheduler>,
+    /// Whether the replicas are known, so that no more are about to join.
+    pub is_settled: AtomicBool,
+    ranks: ArcSwap<Ranks>,
+    /// Taken before all other locks, by those who change `ranks`.
+    ids: Mutex<Ids>,
     live: Live,
     /// Taken before `scheduler`.
     polls: Mutex<Polls>,
     doubts: Doubts,
 }
 
-/// One rank as HAProxy and the engine know it.
-#[derive(Clone, Debug)]
-pub struct Rank {
-    /// The HAProxy server's name.
-    pub server: Arc<str>,
-    /// The data-parallel rank within the replica.
-    pub rank: u16,
-    /// Whether the request names the rank: where every replica of the pool has as many, more than one. Elsewhere a
-    /// request that HAProxy sends to another replica after all could name a rank that is not there.
-    pub ranked: bool,
-    /// Where the rank's events come from.
-    pub feed: config::Rank,
-}
-
 impl Pool {
-    /// Loads the model and prepares an empty index for every rank. The last two are how often HAProxy and the engines
-    /// are asked.
+    /// Loads the model. The pool has no replicas yet. The last two are how often HAProxy and the engines are asked.
     ///
     /// # Errors
     /// The model directory can't be used.
@@ -104,7 +92,7 @@ impl Pool {
         pool: &config::Pool,
         key: &HashKey,
         index_max_bytes: usize,
-        mut scheduler: Scheduler,
+        scheduler: Scheduler,
         haproxy_poll: Duration,
         engine_poll: Duration,
     ) -> Result<Self, ModelError> {
@@ -112,8 +100,6 @@ impl Pool {
             Some(dir) => Model::load(dir)?,
             None => Model::embedded()?,
         };
-        let count = pool.replicas.first().map_or(1, |replica| replica.ranks.len());
-        let ranked = count > 1 && pool.replicas.iter().all(|replica| replica.ranks.len() == count);
         if let Some(renderer) = model.native_renderer() {
             tracing::warn!(
                 pool = pool.backend,
@@ -121,27 +107,8 @@ impl Pool {
                 "vLLM makes this model's prompts by code of its own, which is not done here: chats are routed by load alone"
             );
         }
-        let ranks: Vec<Rank> = pool
-            .replicas
-            .iter()
-            .flat_map(|replica| {
-                let server: Arc<str> = replica.server.as_str().into();
-                replica.ranks.iter().zip(0u16..).map(move |(feed, rank)| Rank {
-                    server: Arc::clone(&server),
-                    rank,
-                    ranked,
-                    feed: feed.clone(),
-                })
-            })
-            .collect();
-        let mut index =
+        let index =
             Index::new(key.clone(), IndexConfig { max_bytes: index_max_bytes, ..IndexConfig::default() });
-        let rank_ids: Vec<RankId> = ids(&ranks).collect();
-        for id in &rank_ids {
-            index.add_rank(*id);
-        }
-        scheduler.set_ranks(&rank_ids, Instant::now());
-        let caches = RwLock::new(CacheView::new(index, &ranks, Instant::now()));
         Ok(Self {
             backend: pool.backend.clone(),
             model,
@@ -151,18 +118,15 @@ impl Pool {
             follows_answers: scheduler.follows_answers(),
             configured_context: pool.max_model_len,
             told_context: AtomicU32::default(),
-            live: Live::new(&ranks, haproxy_poll, engine_poll),
-            polls: Mutex::new(Polls::new(ranks.len())),
-            doubts: Doubts::new(ranks.len()),
-            ranks,
-            caches,
+            is_settled: AtomicBool::new(false),
+            ranks: ArcSwap::default(),
+            ids: Mutex::default(),
+            live: Live::new(haproxy_poll, engine_poll),
+            polls: Mutex::default(),
+            doubts: Doubts::default(),
+            caches: RwLock::new(CacheView::new(index)),
             scheduler: Mutex::new(scheduler),
         })
-    }
-
-    /// All rank ids.
-    pub fn rank_ids(&self) -> impl Iterator<Item = RankId> {
-        ids(&self.ranks)
     }
 
     /// The longest prompt that an engine takes, in tokens.
@@ -184,17 +148,6 @@ impl Pool {
         self.key.root(adapter, cache_salt)
     }
 
-    /// The ranks as metrics name them.
-    #[must_use]
-    pub fn labels(&self) -> Vec<FeedLabels> {
-        let label = |rank: &Rank| FeedLabels {
-            pool: self.backend.clone(),
-            server: rank.server.to_string(),
-            rank: rank.rank,
-        };
-        self.ranks.iter().map(label).collect()
-    }
-
     /// Blocks that the rank is known to hold in its GPU cache.
     #[must_use]
     pub fn gpu_blocks(&self, rank: RankId) -> u64 {
@@ -204,12 +157,8 @@ impl Pool {
     /// The first rank of the server of this name.
     #[must_use]
     pub fn rank_of_server(&self, server: &str) -> Option<RankId> {
-        self.rank_ids().find(|id| &*self.ranks[id.index()].server == server)
+        self.ranks.load().of_server(server).first().copied()
     }
-}
-
-fn ids(ranks: &[Rank]) -> impl Iterator<Item = RankId> + use<> {
-    (0..ranks.len()).map(|at| RankId(at as u16))
 }
 
 #[cfg(test)]
@@ -219,7 +168,7 @@ mod tests {
         config::{Config, Overrides},
         select::{Policy, SchedulerConfig},
     };
-    use std::path::Path;
+    use std::{path::Path, time::Instant};
 
     #[test]
     fn a_rank_is_named_only_where_every_replica_has_it() {
@@ -232,7 +181,10 @@ mod tests {
             let poll = Duration::from_secs(1);
             let pool = Pool::new(&config.pools[0], &HashKey::from_seed(1), 64 << 20, scheduler, poll, poll)
                 .expect("a pool");
-            assert!(pool.ranks.iter().all(|rank| rank.ranked == ranked), "{counts:?}");
+            for replica in &config.pools[0].replicas {
+                pool.join(replica, Instant::now()).expect("room");
+            }
+            assert_eq!(pool.ranks().ranked(), ranked, "{counts:?}");
         }
     }
 

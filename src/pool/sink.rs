@@ -90,8 +90,10 @@ impl Sink for EventSink {
         (0..).zip(&self.pools).flat_map(of_pool).collect()
     }
 
-    fn removed(&mut self, _: FeedKey) {
-        // Ranks do not leave yet: the configuration is static.
+    fn removed(&mut self, key: FeedKey) {
+        if let Some(pool) = self.pool(key) {
+            pool.release(key.rank);
+        }
     }
 }
 

@@ -7,7 +7,11 @@ use crate::{
     replica::{Server, ServerState},
     select::{Policy, Scheduler, SchedulerConfig},
 };
-use std::{fmt::Write, path::Path, time::Duration};
+use std::{
+    fmt::Write,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 /// Servers `s1`, `s2` and so on of so many ranks each, polled each second.
 pub(super) fn pool(ranks: u16, servers: u16) -> Pool {
@@ -18,7 +22,13 @@ pub(super) fn pool(ranks: u16, servers: u16) -> Pool {
     let config = config::Config::parse(&text, Path::new("test.toml"), &Overrides::default()).expect("valid");
     let scheduler = Scheduler::new(Policy::default(), SchedulerConfig::default(), 1);
     let second = Duration::from_secs(1);
-    Pool::new(&config.pools[0], &HashKey::from_seed(1), 1 << 20, scheduler, second, second).expect("a model")
+    let of_pool = &config.pools[0];
+    let pool =
+        Pool::new(of_pool, &HashKey::from_seed(1), 1 << 20, scheduler, second, second).expect("a model");
+    for replica in &of_pool.replicas {
+        pool.join(replica, Instant::now()).expect("room");
+    }
+    pool
 }
 
 /// A server in the best of states.
@@ -27,6 +37,7 @@ pub(super) fn server(name: &str) -> Server {
         name: name.to_owned(),
         addr: "127.0.0.1".to_owned(),
         port: 8000,
+        tls: false,
         state: ServerState::Up,
         weight: 1,
         backup: false,

@@ -1,6 +1,6 @@
 //! What the ranks' caches hold, and how far that can be trusted.
 
-use super::{Rank, turnover::Turnover};
+use super::turnover::Turnover;
 use crate::{
     events::{Batch, FeedState, KvEvent, SuspendReason},
     index::{Applied, Index, RankStats},
@@ -32,7 +32,7 @@ const BLOCKS_PER_EVENT: usize = 8;
 pub struct CacheView {
     /// Which rank holds which block.
     pub index: Index,
-    /// The streams, by rank.
+    /// The streams, by rank; where there is none, of a stream that is not configured.
     pub feeds: Vec<Feed>,
 }
 
@@ -360,9 +360,25 @@ impl CacheView {
         feed.turnover = feed.turnover.take().or(begun).filter(|_| is_degraded);
     }
 
-    pub(super) fn new(index: Index, ranks: &[Rank], now: Instant) -> Self {
-        let feeds = ranks.iter().map(|rank| Feed::new(rank.feed.events.is_some(), now)).collect();
-        Self { index, feeds }
+    pub(super) const fn new(index: Index) -> Self {
+        Self { index, feeds: Vec::new() }
+    }
+
+    /// A rank joins, with or without a stream.
+    pub(super) fn add(&mut self, rank: RankId, configured: bool, now: Instant) {
+        self.index.add_rank(rank);
+        if self.feeds.len() <= rank.index() {
+            self.feeds.resize_with(rank.index() + 1, || Feed::new(false, now));
+        }
+        self.feeds[rank.index()] = Feed::new(configured, now);
+    }
+
+    /// A rank has left.
+    pub(super) fn remove(&mut self, rank: RankId) {
+        self.index.remove_rank(rank);
+        if let Some(feed) = self.feeds.get_mut(rank.index()) {
+            *feed = Feed::new(false, feed.connecting_since);
+        }
     }
 }
 

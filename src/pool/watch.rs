@@ -1,7 +1,7 @@
 //! Faults that nothing else would show, told once each.
 
 use super::{FeedFault, Pool};
-use crate::units::Tier;
+use crate::units::{RankId, Tier};
 use std::{
     collections::HashSet,
     sync::atomic::{AtomicU64, Ordering},
@@ -42,7 +42,7 @@ impl Matching {
 /// What was warned of already.
 #[derive(Debug, Default)]
 pub struct Watch {
-    told: HashSet<(usize, FeedFault)>,
+    told: HashSet<(u16, FeedFault)>,
     told_nothing_matches: bool,
 }
 
@@ -52,13 +52,14 @@ impl Watch {
         let mut found = Vec::new();
         {
             let mut caches = pool.caches.write();
-            for (at, feed) in caches.feeds.iter_mut().enumerate() {
+            for (at, feed) in (0..).zip(&mut caches.feeds) {
                 feed.tick(now);
                 found.extend(feed.fault().map(|fault| (at, fault)));
             }
         }
+        let ranks = pool.ranks();
         for (at, fault) in &found {
-            let Some(rank) = pool.ranks.get(*at) else { continue };
+            let Some(rank) = ranks.get(RankId(*at)) else { continue };
             if self.told.insert((*at, *fault)) {
                 tracing::warn!(
                     pool = pool.backend,

@@ -4,16 +4,23 @@
 //! |---|---|
 //! | `socket` | the client of HAProxy's runtime socket: the only I/O here |
 //! | `table`, `servers` | its answers by column name, and the servers of one backend made of them |
-//! | `engine` | the engine's `/metrics` page |
+//! | `engine`, `models`, `sources` | the engine's `/metrics` page, what it serves, and where its KV events are |
+//! | `membership` | which replicas the pool should have |
 //! | `sightings` | what the last polls prove about requests whose end nobody told |
 
 mod engine;
+mod membership;
+mod models;
 mod servers;
 mod sightings;
 mod socket;
+mod sources;
 mod table;
 
 pub use engine::{EngineReport, parse_engine_page};
+pub use membership::{Change, Membership, changes};
+pub use models::{ServedModel, parse_models};
 pub use servers::{AnswerError, Process, Server, ServerState, commands, parse_process, parse_servers};
 pub use sightings::{Sightings, Verdict};
 pub use socket::{RuntimeSocket, SocketError};
+pub use sources::{Source, Sources, parse_sources};

@@ -2,7 +2,8 @@
 //! (management.txt §9.1, §9.3).
 
 use super::table::{Table, by_commas, by_spaces};
-use std::{collections::HashMap, time::Duration};
+use crate::config::HttpAddr;
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 /// Whether HAProxy gives a server new requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,6 +61,8 @@ pub struct Server {
     pub addr: String,
     /// Its port.
     pub port: u16,
+    /// Whether HAProxy speaks TLS to it.
+    pub tls: bool,
     /// Whether it gets requests.
     pub state: ServerState,
     /// Its weight, 0 to 256; while it starts slowly, what it has reached of it.
@@ -74,6 +77,18 @@ pub struct Server {
     pub limit: Option<u32>,
     /// Connections in use, kept ones of clients included.
     pub connections: u32,
+}
+
+impl Server {
+    /// Where its HTTP interface is. None while it is a free slot: HAProxy's own name for that is the address 0.0.0.0, and
+    /// a name that does not resolve has none.
+    #[must_use]
+    pub fn http(&self) -> Option<HttpAddr> {
+        let ip: IpAddr = self.addr.parse().ok()?;
+        let is_placed = !ip.is_unspecified() && self.port != 0;
+        let at = std::net::SocketAddr::new(ip, self.port).to_string().parse().ok()?;
+        is_placed.then_some(HttpAddr { tls: self.tls, at })
+    }
 }
 
 /// The process that answered.
@@ -147,6 +162,7 @@ pub fn parse_servers(answer: &str, backend: &str) -> Result<Vec<Server>, AnswerE
             name: state.name.to_owned(),
             addr: state.addr.to_owned(),
             port: state.port,
+            tls: state.tls,
             state: state.state,
             weight,
             backup,
@@ -163,6 +179,7 @@ struct State<'a> {
     name: &'a str,
     addr: &'a str,
     port: u16,
+    tls: bool,
     state: ServerState,
 }
 
@@ -179,11 +196,14 @@ fn states<'a>(answer: &'a str, backend: &str) -> Result<Vec<State<'a>>, AnswerEr
         ["be_name", "srv_name", "srv_addr", "srv_port", "srv_op_state", "srv_admin_state"].map(column);
     let (of, name, addr, port) = (of?, name?, addr?, port?);
     let (operational, administrative) = (operational?, administrative?);
+    // Since HAProxy 2.2.
+    let tls = table.column("srv_use_ssl");
     let rows = table.rows().filter(|row| row.get(of) == Some(&backend)).filter_map(|row| {
         Some(State {
             name: row.get(name)?,
             addr: row.get(addr)?,
             port: row.get(port)?.parse().unwrap_or_default(),
+            tls: tls.and_then(|tls| row.get(tls)).is_some_and(|tls| *tls == "1"),
             state: ServerState::of(
                 row.get(operational)?.parse().ok()?,
                 row.get(administrative)?.parse().ok()?,
@@ -284,6 +304,7 @@ be,s4,0,0,0,0,,0,DRAIN,7,1,0,,,
             name: "s1".to_owned(),
             addr: "127.0.0.1".to_owned(),
             port: 39872,
+            tls: false,
             state: ServerState::Down,
             weight: 50,
             backup: false,

@@ -3,7 +3,7 @@
 
 use super::Reason;
 use crate::{
-    pool::{Pool, Rank, RankState, Servers, Stream},
+    pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
     prompt::Work,
     select::Choice,
     spop::{Actions, Scope},
@@ -99,6 +99,8 @@ pub struct Decision {
     pub streams: Vec<Stream>,
     /// The servers at that moment.
     pub servers: Arc<Servers>,
+    /// The ranks at that moment.
+    pub ranks: Arc<Ranks>,
     /// Times.
     pub stages: Stages,
 }
@@ -130,6 +132,7 @@ impl Decision {
             chosen: None,
             streams: Vec::new(),
             servers: Arc::default(),
+            ranks: Arc::default(),
             stages: Stages::default(),
         }
     }
@@ -177,6 +180,7 @@ impl Decision {
             chosen,
             streams,
             servers: Arc::default(),
+            ranks: Arc::default(),
             stages: Stages::default(),
         }
     }
@@ -184,7 +188,7 @@ impl Decision {
     /// The rank chosen, by the names that HAProxy and the engine know.
     #[must_use]
     pub fn target(&self) -> Option<&Rank> {
-        self.pool.as_ref()?.ranks.get(self.chosen?.rank.index())
+        self.ranks.get(self.chosen?.rank)
     }
 
     /// What HAProxy is told: variables of the transaction, under the names of `haproxy/kvspoa.spoe.conf`. Without a
@@ -194,7 +198,7 @@ impl Decision {
         let mut actions = Actions::default();
         let (Some(chosen), Some(target)) = (self.chosen, self.target()) else { return actions };
         actions.set_var(Scope::Transaction, "server", &*target.server);
-        if target.ranked {
+        if self.ranks.ranked() {
             actions.set_var(Scope::Transaction, "dp_rank", u32::from(target.rank));
         }
         actions.set_var(Scope::Transaction, "match", chosen.matched_tokens);

@@ -106,7 +106,7 @@ impl Decision {
     pub fn explanation(&self, with_token_ids: bool) -> Explanation {
         let terms = self.choice.as_ref().map_or(&[][..], |choice| &choice.terms);
         let of_rank = |terms: &Terms| {
-            let rank = self.pool.as_ref()?.ranks.get(terms.rank.index())?;
+            let rank = self.ranks.get(terms.rank)?;
             Some((rank, self.streams.iter().find(|stream| stream.rank == terms.rank)))
         };
         let replicas = terms

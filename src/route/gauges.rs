@@ -3,10 +3,9 @@
 use super::Router;
 use crate::{
     index::RankStats,
-    metrics::{HealthMetrics, PoolMetrics},
-    pool::{Feed, FeedFault, Pool, RankState},
+    metrics::HealthMetrics,
+    pool::{Feed, FeedFault, Pool, RankState, Ranks},
     replica::ServerState,
-    units::RankId,
 };
 use std::time::Instant;
 
@@ -16,7 +15,8 @@ impl Router {
     pub fn refresh_gauges(&self) {
         let now = Instant::now();
         for (pool, metrics) in &self.pools {
-            refresh_servers(pool, metrics, now);
+            let ranks = pool.ranks();
+            refresh_servers(pool, &ranks, now);
             let (loads, histories, counts) = {
                 let scheduler = pool.scheduler.lock();
                 metrics.prefill_rate.set(scheduler.prefill_rate());
@@ -24,7 +24,7 @@ impl Router {
                 (scheduler.loads().collect::<Vec<_>>(), histories, scheduler.counts())
             };
             for (rank, blocks) in histories {
-                if let Some(gauges) = metrics.ranks.get(rank.index()) {
+                if let Some(gauges) = ranks.get(rank).map(|rank| &rank.metrics) {
                     gauges.history_blocks.set(blocks as f64);
                 }
             }
@@ -34,7 +34,7 @@ impl Router {
             metrics.ended_early.absolute(counts.ended_early);
             metrics.not_booked.absolute(counts.not_booked);
             for (rank, load) in loads {
-                if let Some(gauges) = metrics.ranks.get(rank.index()) {
+                if let Some(gauges) = ranks.get(rank).map(|rank| &rank.metrics) {
                     gauges.requests.set(load.requests);
                     gauges.prefill_tokens.set(load.prefill_tokens as f64);
                     gauges.booked_blocks.set(load.booked_blocks as f64);
@@ -48,13 +48,13 @@ impl Router {
             metrics.nothing_matches.set(f64::from(u8::from(pool.nothing_matches())));
             let caches = pool.caches.read();
             metrics.index_bytes.set(caches.index.stats().bytes as f64);
-            for (rank, gauges) in pool.rank_ids().zip(&metrics.ranks) {
-                let stats = caches.index.rank_stats(rank).unwrap_or_default();
-                for (gauge, blocks) in gauges.blocks.iter().zip(stats.blocks) {
+            for (id, rank) in ranks.iter() {
+                let stats = caches.index.rank_stats(id).unwrap_or_default();
+                for (gauge, blocks) in rank.metrics.blocks.iter().zip(stats.blocks) {
                     gauge.set(blocks as f64);
                 }
-                if let Some(feed) = caches.feeds.get(rank.index()) {
-                    set_health(&gauges.health, feed, &stats);
+                if let Some(feed) = caches.feeds.get(id.index()) {
+                    set_health(&rank.metrics.health, feed, &stats);
                 }
             }
         }
@@ -78,10 +78,11 @@ fn set_health(metrics: &HealthMetrics, feed: &Feed, stats: &RankStats) {
 }
 
 /// What HAProxy and the engines last said; 0 where it is out of date.
-fn refresh_servers(pool: &Pool, metrics: &PoolMetrics, now: Instant) {
+fn refresh_servers(pool: &Pool, ranks: &Ranks, now: Instant) {
     let servers = pool.servers(now);
-    for (rank, gauges) in &metrics.servers {
-        let server = servers.get(RankId(*rank)).copied();
+    for of_pool in ranks.servers() {
+        let gauges = &of_pool.metrics;
+        let server = of_pool.ids.first().and_then(|first| servers.get(*first)).copied();
         for (gauge, state) in gauges.states.iter().zip(ServerState::ALL) {
             let is_it = server.and_then(|server| server.state) == Some(state);
             gauge.set(f64::from(u8::from(is_it)));
@@ -93,7 +94,8 @@ fn refresh_servers(pool: &Pool, metrics: &PoolMetrics, now: Instant) {
         gauges.limit.set(slots.limit.unwrap_or_default());
         gauges.connections.set(server.map_or(0, |server| server.connections));
     }
-    for (rank, gauges) in pool.rank_ids().zip(&metrics.ranks) {
+    for (_, rank) in ranks.iter() {
+        let gauges = &rank.metrics;
         let report = pool.engine(rank, now).map(|engine| engine.report).unwrap_or_default();
         gauges.engine_running.set(report.running);
         gauges.engine_waiting.set(report.waiting);

@@ -15,9 +15,8 @@ pub use workers::{NotDone, Workers};
 
 use crate::{
     metrics::{PoolMetrics, RouteMetrics},
-    pool::{FeedFault, Pool, RankState},
+    pool::Pool,
     prompt::Work,
-    replica::ServerState,
     request::{Endpoint, RoutingRequest, body, partial},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
@@ -76,22 +75,11 @@ impl Router {
     #[must_use]
     pub fn new(pools: &[Arc<Pool>], workers: Workers, inline_bytes: usize, deadline: Duration) -> Self {
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
-        let states = ServerState::ALL.map(ServerState::as_str);
         Self {
             by_backend: pools.iter().zip(0..).map(|(pool, at)| (pool.backend.clone(), at)).collect(),
             pools: pools
                 .iter()
-                .map(|pool| {
-                    let faults = FeedFault::ALL.map(FeedFault::as_str);
-                    let metrics = PoolMetrics::register(
-                        &pool.backend,
-                        &pool.labels(),
-                        &RankState::NAMES,
-                        &faults,
-                        &states,
-                    );
-                    (Arc::clone(pool), metrics)
-                })
+                .map(|pool| (Arc::clone(pool), PoolMetrics::register(&pool.backend)))
                 .collect(),
             workers,
             inline_bytes,
@@ -331,6 +319,7 @@ fn choose(
     let mut decision =
         Decision::chosen(pool, prompt.map(|prompt| (prompt.tokens, prompt.known)), choice, found.streams);
     decision.servers = found.servers;
+    decision.ranks = found.ranks;
     if let Some((work, parse, tokenize)) = made {
         decision.work = work;
         decision.stages.parse = parse;

@@ -2,12 +2,16 @@
 
 use super::Router;
 use serde::Serialize;
+use std::sync::atomic::Ordering;
 
 /// The state of every stream, and whether all is as it should be.
 #[derive(Debug, Serialize)]
 pub struct Readiness {
-    /// Every rank that publishes events has been heard and replayed, or is known to be out of reach.
+    /// The replicas are known, and every rank that publishes events has been heard and replayed, or is known to be out of reach.
     pub ready: bool,
+    /// Pools whose replicas are not all known yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub discovering: Vec<String>,
     /// Pools in which no prompt ever matched although their replicas publish blocks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nothing_matches: Vec<String>,
@@ -36,10 +40,17 @@ impl Router {
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let mut ranks = Vec::new();
+        let mut discovering = Vec::new();
         let mut ready = true;
         for pool in self.pools() {
-            for stream in pool.streams() {
-                let Some(rank) = pool.ranks.get(stream.rank.index()) else { continue };
+            let of_pool = pool.ranks();
+            let is_settled = pool.is_settled.load(Ordering::Relaxed);
+            ready &= is_settled;
+            if !is_settled {
+                discovering.push(pool.backend.clone());
+            }
+            for stream in pool.streams(&of_pool) {
+                let Some(rank) = of_pool.get(stream.rank) else { continue };
                 ready &= !stream.is_starting;
                 ranks.push(RankReadiness {
                     pool: pool.backend.clone(),
@@ -55,6 +66,6 @@ impl Router {
         }
         let nothing_matches =
             self.pools().filter(|pool| pool.nothing_matches()).map(|pool| pool.backend.clone()).collect();
-        Readiness { ready, nothing_matches, ranks }
+        Readiness { ready, discovering, nothing_matches, ranks }
     }
 }

@@ -42,7 +42,19 @@ pub(super) struct ServedRank {
     pub(super) number: u16,
     pub(super) engine: EngineHandle,
     pub(super) events_endpoint: String,
+    /// Whether the publisher connects to a subscriber that listens.
+    pub(super) events_connect: bool,
     pub(super) replay_endpoint: String,
+}
+
+impl ServedRank {
+    /// The endpoint as vLLM is told it: without a wildcard its publisher would connect.
+    fn configured_endpoint(&self) -> String {
+        match self.events_endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')) {
+            Some((_, port)) if !self.events_connect => format!("tcp://*:{port}"),
+            _ => self.events_endpoint.clone(),
+        }
+    }
 }
 
 impl Server {
@@ -169,7 +181,7 @@ impl Server {
             let source = json!({
                 "enable_kv_cache_events": true,
                 "publisher": "zmq",
-                "endpoint": rank.events_endpoint,
+                "endpoint": rank.configured_endpoint(),
                 "replay_endpoint": rank.replay_endpoint,
                 "buffer_steps": super::publisher::BUFFER_STEPS,
                 "hwm": super::publisher::HIGH_WATER_MARK,

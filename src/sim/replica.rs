@@ -109,7 +109,14 @@ impl Replica {
             let replay_endpoint = publisher.replay_endpoint().to_owned();
             let (engine, running) = drive(Engine::new(config.clone()), publisher, stop.clone());
             tasks.spawn(running);
-            served_ranks.push(ServedRank { number, engine, events_endpoint, replay_endpoint });
+            let events_connect = args.events_connect;
+            served_ranks.push(ServedRank {
+                number,
+                engine,
+                events_endpoint,
+                events_connect,
+                replay_endpoint,
+            });
         }
         let ranks = served_ranks.iter().map(endpoints).collect();
         let served = served(args, model, max_model_len);

@@ -44,6 +44,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) bufsize: usize,
     /// Whether HAProxy's log lines reach the agent.
     pub(crate) log: bool,
+    /// Lines of HAProxy's backend in place of the replicas' servers, of which the agent is told nothing then.
+    pub(crate) servers: Option<&'a str>,
     /// What follows `server NAME` in HAProxy, from the number of the replica and its address.
     pub(crate) server: fn(usize, SocketAddr) -> String,
     /// Whether to wait until the agent has heard all replicas.
@@ -74,6 +76,7 @@ impl Default for Setup<'_> {
             flags: &[],
             bufsize: BUFSIZE,
             log: true,
+            servers: None,
             server: |_, address| address.to_string(),
             ready: true,
         }
@@ -106,8 +109,9 @@ impl Road {
         setup: &Setup,
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let agent = AgentProcess::start(directory.path(), &replicas, feeds);
-        if setup.ready {
+        let listed = if setup.servers.is_some() { &[][..] } else { &replicas };
+        let agent = AgentProcess::start(directory.path(), &pool(listed, feeds));
+        if setup.ready && setup.servers.is_none() {
             agent.wait_until_ready();
         }
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
@@ -115,6 +119,9 @@ impl Road {
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
         haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        if setup.ready {
+            agent.wait_until_ready();
+        }
         Self { http: address, agent, replicas, haproxy, runtime, _directory: directory }
     }
 
@@ -161,12 +168,31 @@ fn haproxy_files(
         forms.text(Form::Frontend),
         forms.text(Form::Backend),
     );
-    for (number, replica) in replicas.iter().enumerate() {
+    config.push_str(setup.servers.unwrap_or_default());
+    let listed = if setup.servers.is_some() { &[] } else { replicas };
+    for (number, replica) in listed.iter().enumerate() {
         let number = number + 1;
         let server = (setup.server)(number, replica.http_addr());
         writeln!(config, "    server s{number} {server}").expect("a string");
     }
     vec![write(dir, "haproxy.cfg", &config), write(dir, "kvspoa-agent.cfg", &forms.text(Form::Agent))]
+}
+
+/// The pool of these replicas, by where the agent hears each of them; without any, HAProxy's servers.
+fn pool(replicas: &[Replica], feeds: &[Feed]) -> String {
+    let mut text = format!("[[pool]]\nbackend = \"{POOL}\"\n");
+    for (number, (replica, Feed { events, replay, polled })) in (1..).zip(replicas.iter().zip(feeds)) {
+        writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"").expect("a string");
+        if *polled {
+            writeln!(text, "http = \"{}\"", replica.http_addr()).expect("a string");
+        }
+        writeln!(text, "events = \"{events}\"").expect("a string");
+        if let Some(replay) = replay {
+            writeln!(text, "replay = \"{replay}\"").expect("a string");
+        }
+        writeln!(text, "ranks = {}", replica.ranks().len()).expect("a string");
+    }
+    text
 }
 
 /// `kvspoa run` as a process of its own.
@@ -179,24 +205,13 @@ pub(crate) struct AgentProcess {
 }
 
 impl AgentProcess {
-    fn start(dir: &Path, replicas: &[Replica], feeds: &[Feed]) -> Self {
+    /// With these lines after those about its own addresses. HAProxy's runtime socket is the one of a test in `dir`.
+    pub(crate) fn start(dir: &Path, config: &str) -> Self {
         let [spop, admin, log] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
-        let mut text = format!(
-            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n[[pool]]\nbackend = \"{POOL}\"\n",
+        let text = format!(
+            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n{config}",
             dir.join(RUNTIME_SOCKET).display()
         );
-        for (number, (replica, Feed { events, replay, polled })) in replicas.iter().zip(feeds).enumerate() {
-            let (number, http) = (number + 1, replica.http_addr());
-            writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"").expect("a string");
-            if *polled {
-                writeln!(text, "http = \"{http}\"").expect("a string");
-            }
-            writeln!(text, "events = \"{events}\"").expect("a string");
-            if let Some(replay) = replay {
-                writeln!(text, "replay = \"{replay}\"").expect("a string");
-            }
-            writeln!(text, "ranks = {}", replica.ranks().len()).expect("a string");
-        }
         let config = write(dir, "kvspoa.toml", &text);
         let child = spawn(&config);
         let agent = Self { spop, admin, log, config, child };
@@ -228,7 +243,12 @@ impl AgentProcess {
         self.child.wait().expect("it ends")
     }
 
-    fn wait_until_ready(&self) {
+    /// The process's number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn wait_until_ready(&self) {
         eventually("the agent is ready", || {
             std::net::TcpStream::connect(self.admin).ok()?;
             (http::get(self.admin, "/readyz").status() == 200).then_some(())

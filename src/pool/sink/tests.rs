@@ -34,18 +34,18 @@ impl Scene {
             cache_blocks: Some(100),
         };
         let pool = config::Pool {
-            place: config::Place::default(),
             backend: "be_llm".to_owned(),
-            model_dir: None,
             adapters: vec!["configured".to_owned()],
-            max_model_len: None,
-            replicas: vec![config::Replica { server: "s1".to_owned(), http: None, ranks: vec![rank] }],
+            ..config::Pool::default()
         };
+        let replica =
+            config::Replica { server: "s1".to_owned(), ranks: vec![rank], ..config::Replica::default() };
         let scheduler = Scheduler::new(Policy::LeastLoaded, config, 1);
         let pool = Arc::new(
             Pool::new(&pool, &key, 64 << 20, scheduler, Duration::from_secs(1), Duration::from_secs(1))
                 .expect("a pool"),
         );
+        pool.join(&replica, Instant::now()).expect("room");
         let sink = EventSink::new(vec![Arc::clone(&pool)]);
         Self { sink, pool, key, groups: Groups::default(), seq: 0 }
     }
@@ -71,7 +71,7 @@ impl Scene {
     }
 
     fn rank_state(&self) -> RankState {
-        self.pool.streams()[0].state
+        self.pool.streams(&self.pool.ranks())[0].state
     }
 
     fn matched(&self, tokens: &[u32], model: Option<&str>) -> u32 {
@@ -209,11 +209,11 @@ fn another_process_starts_from_nothing() {
 fn a_publisher_that_is_never_heard_is_unreachable_and_no_longer_waited_for() {
     let mut scene = Scene::connecting();
     let mut watch = Watch::default();
-    assert!(scene.pool.streams()[0].is_starting);
+    assert!(scene.pool.streams(&scene.pool.ranks())[0].is_starting);
     assert_eq!(scene.rank_state(), RankState::LoadOnly("connecting"));
     watch.look(&scene.pool, Instant::now() + UNREACHABLE_AFTER);
     assert_eq!(scene.rank_state(), RankState::LoadOnly("unreachable"));
-    assert!(!scene.pool.streams()[0].is_starting);
+    assert!(!scene.pool.streams(&scene.pool.ranks())[0].is_starting);
     scene.state(FeedState::Exact);
     assert_eq!(scene.rank_state(), RankState::Exact);
     watch.look(&scene.pool, Instant::now() + 2 * UNREACHABLE_AFTER);

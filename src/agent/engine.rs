@@ -1,0 +1,128 @@
+//! Asks one replica how it is, where its KV events are and what it serves, again and again, away from any request.
+
+use super::members::Members;
+use crate::{
+    client,
+    config::HttpAddr,
+    metrics::ReportMetrics,
+    pool::Pool,
+    replica::{EngineReport, Sources, parse_engine_page, parse_models, parse_sources},
+};
+use bytes::Bytes;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+/// vLLM's page is some ten KiB a model and rank.
+const MAX_PAGE_BYTES: usize = 4 << 20;
+
+/// A page is made by the engine's own front end, which may be busy; later it would be out of date. An engine that hangs
+/// must not hold up its replica's joining for longer.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What an engine serves changes when it is started anew, or by hand (adapters).
+const INTERVAL: Duration = Duration::from_secs(30);
+
+/// While an engine starts it does not answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// One replica that is asked.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) members: Arc<Members>,
+    pub(super) server: String,
+    pub(super) http: HttpAddr,
+    /// Whether its event endpoints are to be asked for.
+    pub(super) ask_sources: bool,
+    pub(super) poll: Duration,
+}
+
+impl Engine {
+    pub(super) async fn follow(self) {
+        tokio::join!(self.poll_load(), self.ask_again());
+    }
+
+    async fn poll_load(&self) {
+        let pool = self.members.pool();
+        let metrics = ReportMetrics::register(&pool.backend, &self.server);
+        // Not all replicas at the same moment.
+        sleep(self.poll.mul_f64(fastrand::f64())).await;
+        let mut ticks = interval(self.poll);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let (booked, heard) = (pool.booked(), pool.heard());
+            // A replica that is down, or has no such page: a counter says so, a log would be flooded.
+            let reports = self.reports().await.unwrap_or_default();
+            let now = Instant::now();
+            let counter = if reports.is_empty() { &metrics.failures } else { &metrics.reports };
+            counter.increment(1);
+            pool.take_engines(&self.server, &reports, &booked, now);
+            pool.see_engines(&self.server, &reports, now);
+            pool.doubt_engines(&self.server, &reports, &heard);
+        }
+    }
+
+    async fn ask_again(&self) {
+        loop {
+            let answered = self.ask().await;
+            sleep(if answered { INTERVAL } else { RETRY }).await;
+        }
+    }
+
+    /// Returns whether there was an answer.
+    async fn ask(&self) -> bool {
+        let sources = if self.ask_sources { self.sources().await } else { Sources::Told(Vec::new()) };
+        let mut answered = sources != Sources::Silent;
+        if self.ask_sources {
+            self.members.take_sources(&self.server, &self.http, sources);
+        }
+        match self.get("/v1/models").await {
+            Some((200, list)) => learn(self.members.pool(), &list),
+            Some(_) => {}
+            None => answered = false,
+        }
+        answered
+    }
+
+    async fn sources(&self) -> Sources {
+        let told = match self.get("/kv_event_sources").await {
+            Some((200, page)) => parse_sources(&page),
+            Some((404 | 405, _)) => None,
+            // It is down or not ready, or something in between answers for it.
+            Some(_) | None => return Sources::Silent,
+        };
+        if let Some(sources) = told {
+            return Sources::Told(sources);
+        }
+        let ranks = self.reports().await.map_or(1, |reports| reports.len().max(1));
+        Sources::NoPage { ranks: u16::try_from(ranks).unwrap_or(u16::MAX) }
+    }
+
+    async fn reports(&self) -> Option<Vec<EngineReport>> {
+        let (status, page) = self.get("/metrics").await?;
+        (status == 200).then(|| parse_engine_page(&String::from_utf8_lossy(&page)))
+    }
+
+    /// Status and body.
+    async fn get(&self, target: &str) -> Option<(u16, Bytes)> {
+        let answer = timeout(PAGE_TIMEOUT, client::get_within(self.http.at.as_str(), target, MAX_PAGE_BYTES));
+        let answer = answer.await.ok()?.ok()?;
+        Some((answer.status, answer.body))
+    }
+}
+
+/// The LoRA adapters, and the longest prompt. Without the former the first request for an adapter that no event has named
+/// yet would be credited with the base model's blocks.
+fn learn(pool: &Pool, list: &[u8]) {
+    for model in parse_models(list) {
+        if model.parent.is_some() {
+            pool.adapters.learn(&model.id);
+        }
+        if let Some(tokens) = model.max_model_len {
+            pool.learn_context(tokens);
+        }
+    }
+}

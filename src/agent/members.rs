@@ -1,0 +1,228 @@
+//! The replicas of one pool as they come and go: in the pool, at the events' thread, and as tasks that ask them.
+//!
+//! What a pool should have follows from what was told ([`Membership`]); every news changes what it has to that, in one
+//! step and under one lock.
+
+use super::{AgentError, engine::Engine};
+use crate::{
+    config::{self, HttpAddr, Replica},
+    events::{Feed, Subscriber},
+    metrics::FeedLabels,
+    pool::{FeedKey, Pool},
+    replica::{Change, Membership, Server, Sources, changes},
+};
+use parking_lot::Mutex;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// What the pools' members have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Common {
+    pub(super) subscriber: Arc<Subscriber<FeedKey>>,
+    /// How often each engine's load is asked for.
+    pub(super) engine_poll: Duration,
+    /// Ranks for which there are sockets left, over all pools.
+    pub(super) room: Arc<AtomicUsize>,
+    pub(super) tasks: TaskTracker,
+    /// Ends the tasks.
+    pub(super) stop: CancellationToken,
+}
+
+/// The replicas of one pool.
+#[derive(Debug)]
+pub(super) struct Members {
+    pool: Arc<Pool>,
+    /// The pool's place in the configuration.
+    place: u16,
+    common: Common,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    membership: Membership,
+    running: Vec<Replica>,
+    /// Those who are asked, and what ends it.
+    followed: HashMap<(String, HttpAddr), CancellationToken>,
+    /// Those for whom there was no place: one warning each.
+    refused: HashSet<String>,
+}
+
+impl Members {
+    /// The members of a pool that has none yet. Those that the configuration names join.
+    ///
+    /// # Errors
+    /// [`AgentError::Events`]: one of these cannot be subscribed to.
+    pub(super) fn start(
+        pool: Arc<Pool>,
+        place: u16,
+        config: &config::Pool,
+        common: Common,
+    ) -> Result<Arc<Self>, AgentError> {
+        let membership = Membership::new(config);
+        let state =
+            State { membership, running: Vec::new(), followed: HashMap::new(), refused: HashSet::new() };
+        let members = Arc::new(Self { pool, place, common, state: Mutex::new(state) });
+        members.change(|_| {}).map_or(Ok(members), Err)
+    }
+
+    pub(super) const fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// HAProxy told of its servers.
+    pub(super) fn take_servers(self: &Arc<Self>, servers: &[Server]) {
+        self.change(|membership| membership.take_servers(servers));
+    }
+
+    /// The file lists other replicas.
+    pub(super) fn take_list(self: &Arc<Self>, replicas: Vec<Replica>) {
+        self.change(|membership| membership.take_list(replicas));
+    }
+
+    /// The replica at an address said where its KV events are.
+    pub(super) fn take_sources(self: &Arc<Self>, server: &str, http: &HttpAddr, sources: Sources) {
+        self.change(|membership| membership.take_sources(server, http, sources));
+    }
+
+    /// Takes in news and brings the pool to what follows from all that is known. Returns the first replica that could
+    /// not join.
+    fn change(self: &Arc<Self>, news: impl FnOnce(&mut Membership)) -> Option<AgentError> {
+        let mut state = self.state.lock();
+        news(&mut state.membership);
+        let mut failed = None;
+        for change in changes(&state.running, &state.membership.desired()) {
+            let result = match change {
+                Change::Leave(server) => {
+                    self.leave(&server, &mut state);
+                    Ok(())
+                }
+                Change::Move(replica) => {
+                    self.leave(&replica.server, &mut state);
+                    self.join(replica, &mut state)
+                }
+                Change::Join(replica) => self.join(replica, &mut state),
+            };
+            failed = failed.or(result.err());
+        }
+        self.follow(&mut state);
+        self.pool.is_settled.store(state.membership.is_settled(), Ordering::Relaxed);
+        failed
+    }
+
+    fn join(&self, replica: Replica, state: &mut State) -> Result<(), AgentError> {
+        let joined = self.try_join(&replica);
+        match &joined {
+            Ok(()) => {
+                let Replica { server, http, ranks, .. } = &replica;
+                let http = http.as_ref().map(ToString::to_string);
+                tracing::info!(pool = self.pool.backend, server, http, ranks = ranks.len(), "replica joined");
+                state.refused.remove(server);
+                state.running.push(replica);
+            }
+            Err(error) if state.refused.insert(replica.server.clone()) => {
+                let reason = std::error::Error::source(error).map(ToString::to_string);
+                tracing::warn!(
+                    pool = self.pool.backend,
+                    server = replica.server,
+                    reason,
+                    "replica cannot join"
+                );
+            }
+            Err(_) => {}
+        }
+        joined
+    }
+
+    fn try_join(&self, replica: &Replica) -> Result<(), AgentError> {
+        let server = || replica.server.clone();
+        let full = |source| AgentError::Full { pool: self.pool.backend.clone(), server: server(), source };
+        let count = replica.ranks.len();
+        let room = &self.common.room;
+        room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(count))
+            .map_err(|room| full(Box::new(NoSockets(room))))?;
+        let ids = self.pool.join(replica, Instant::now()).map_err(|error| {
+            room.fetch_add(count, Ordering::Relaxed);
+            full(Box::new(error))
+        })?;
+        for ((id, rank), number) in ids.into_iter().zip(&replica.ranks).zip(0..) {
+            let Some(events) = &rank.events else { continue };
+            let labels = FeedLabels { pool: self.pool.backend.clone(), server: server(), rank: number };
+            let feed = Feed {
+                key: FeedKey { pool: self.place, rank: id },
+                labels,
+                events: events.to_string(),
+                replay: rank.replay.as_ref().map(ToString::to_string),
+            };
+            if let Err(source) = self.common.subscriber.add(feed) {
+                self.take_out(replica, usize::from(number));
+                return Err(AgentError::Events { pool: self.pool.backend.clone(), server: server(), source });
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&self, server: &str, state: &mut State) {
+        let Some(at) = state.running.iter().position(|replica| replica.server == server) else { return };
+        let replica = state.running.swap_remove(at);
+        self.take_out(&replica, replica.ranks.len());
+        tracing::info!(pool = self.pool.backend, server, "replica left");
+    }
+
+    /// Takes a replica out of the pool, of whose ranks the first `subscribed` have been subscribed to where they have
+    /// events.
+    fn take_out(&self, replica: &Replica, subscribed: usize) {
+        let ids = self.pool.leave(&replica.server, Instant::now());
+        for ((id, rank), number) in ids.into_iter().zip(&replica.ranks).zip(0..) {
+            if rank.events.is_some() && number < subscribed {
+                // The events' thread releases the rank when its last event is through.
+                self.common.subscriber.remove(FeedKey { pool: self.place, rank: id });
+            } else {
+                self.pool.release(id);
+            }
+        }
+        self.common.room.fetch_add(replica.ranks.len(), Ordering::Relaxed);
+    }
+
+    /// Asks those who can be asked, and no others.
+    fn follow(self: &Arc<Self>, state: &mut State) {
+        let State { membership, followed, .. } = state;
+        let asked: HashMap<(String, HttpAddr), bool> = membership
+            .asked()
+            .map(|(server, http, sources)| ((server.to_owned(), http.clone()), sources))
+            .collect();
+        followed.retain(|key, stop| {
+            let is_asked = asked.contains_key(key);
+            if !is_asked {
+                stop.cancel();
+            }
+            is_asked
+        });
+        for ((server, http), ask_sources) in asked {
+            followed.entry((server.clone(), http.clone())).or_insert_with(|| {
+                let stop = self.common.stop.child_token();
+                let engine = Engine {
+                    members: Arc::clone(self),
+                    server,
+                    http,
+                    ask_sources,
+                    poll: self.common.engine_poll,
+                };
+                self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(engine.follow()));
+                stop
+            });
+        }
+    }
+}
+
+/// The process may not open more sockets.
+#[derive(Debug, thiserror::Error)]
+#[error("no sockets for more ranks ({0} are left): raise the limit of open files (ulimit -n, LimitNOFILE)")]
+struct NoSockets(usize);

@@ -1,0 +1,170 @@
+//! Where a pool's replicas come from: the file's list, a list of its own that is watched, or HAProxy.
+
+use super::{
+    raw::{RawEvents, RawReplica},
+    values::{Count, Endpoints, HttpAddr, Span},
+};
+use crate::events::Endpoint;
+use serde::Deserialize;
+use std::path::PathBuf;
+use toml::Spanned;
+
+/// The most ranks of one pool. The index can tell 16,384 apart, restarted ones included.
+pub const MAX_RANKS: usize = 4_096;
+
+/// Where the names and addresses of a pool's replicas come from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum ReplicaSource {
+    /// The configuration lists them all.
+    #[default]
+    Listed,
+    /// A JSON file lists them, and is read again when it changes.
+    File(PathBuf),
+    /// They are the servers of HAProxy's backend, as its runtime socket tells.
+    Haproxy,
+}
+
+/// One replica: an HAProxy server and its engine.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Replica {
+    /// The HAProxy server's name.
+    pub server: String,
+    /// The engine's HTTP address.
+    pub http: Option<HttpAddr>,
+    /// Where the KV events of each data-parallel rank are published and replayed. Without any, the engine is asked.
+    pub ranks: Vec<Rank>,
+    /// Blocks of each rank's cache over all tiers; absent: as the engine's `/metrics` tells of its GPU tier.
+    pub cache_blocks: Option<u32>,
+}
+
+/// The event endpoints of one data-parallel rank.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Rank {
+    /// The PUB endpoint; absent: a replica without events, always scored as an empty cache.
+    pub events: Option<Endpoint>,
+    /// The replay (ROUTER) endpoint.
+    pub replay: Option<Endpoint>,
+    /// Blocks of its cache, as of the [`Replica`].
+    pub cache_blocks: Option<u32>,
+}
+
+/// Where the events of engines are that cannot tell (vLLM without `/kv_event_sources`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EventPorts {
+    /// The PUB port of a machine's first rank; the others follow.
+    pub base: u16,
+    /// From a PUB port to its replay port.
+    pub replay_offset: u16,
+    /// Which rank of its machine a replica begins with.
+    pub node_rank: NodeRank,
+}
+
+/// How the ranks of a machine are counted over several replicas.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeRank {
+    /// In the order of the servers of the same host.
+    #[default]
+    Order,
+    /// By the number at the end of the server's name.
+    Name,
+}
+
+impl From<&RawEvents> for EventPorts {
+    fn from(raw: &RawEvents) -> Self {
+        Self {
+            base: raw.port_base.0 as u16,
+            replay_offset: raw.replay_offset.0 as u16,
+            node_rank: raw.node_rank,
+        }
+    }
+}
+
+impl Default for EventPorts {
+    fn default() -> Self {
+        Self::from(&RawEvents::default())
+    }
+}
+
+/// What is wrong with a replica: the key, and why.
+pub(super) type Wrong = (&'static str, String);
+
+/// The endpoints of `count` ranks; `None` where neither a number nor endpoints are given, so that the engine is asked.
+pub(super) fn ranks(
+    events: Option<&Endpoints>,
+    replay: Option<&Endpoints>,
+    count: Option<usize>,
+) -> Result<Vec<Rank>, Wrong> {
+    if replay.is_some() && events.is_none() {
+        return Err(("replay", "a replay endpoint needs `events` beside it".to_owned()));
+    }
+    let listed = [events, replay].into_iter().flatten().filter_map(Endpoints::listed).max();
+    let Some(count) = count.or(listed).or_else(|| events.map(|_| 1)) else { return Ok(Vec::new()) };
+    let of_rank = |endpoints: Option<&Endpoints>, key, rank| {
+        let endpoint = endpoints.map(|endpoints| endpoints.of_rank(rank));
+        endpoint.transpose().map_err(|why| (key, why))
+    };
+    (0..count as u16)
+        .map(|rank| {
+            let (events, replay) = (of_rank(events, "events", rank)?, of_rank(replay, "replay", rank)?);
+            Ok(Rank { events, replay, cache_blocks: None })
+        })
+        .collect()
+}
+
+impl Replica {
+    /// Of the file's text; an error comes with its place.
+    pub(super) fn build(raw: RawReplica) -> Result<Self, (Span, Wrong)> {
+        let RawReplica { server, http, events, replay, cache_blocks, ranks: count } = raw;
+        let endpoints = |raw: &Option<Spanned<Endpoints>>| raw.as_ref().map(|raw| raw.get_ref().clone());
+        let ranks =
+            ranks(endpoints(&events).as_ref(), endpoints(&replay).as_ref(), count.map(|count| count.0));
+        let ranks = ranks.map_err(|wrong| {
+            let key = if wrong.0 == "replay" { &replay } else { &events };
+            (key.as_ref().map_or_else(|| server.span(), Spanned::span), wrong)
+        })?;
+        let cache_blocks = cache_blocks.map(|count| count.0 as u32);
+        Ok(Self { server: server.into_inner(), http, ranks, cache_blocks })
+    }
+}
+
+/// The JSON file of [`ReplicaSource::File`]: `{"replicas": [{"server": …, "http": …, …}]}` with the keys of
+/// `[[pool.replica]]`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReplicaFile {
+    replicas: Vec<FileReplica>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileReplica {
+    server: String,
+    http: Option<HttpAddr>,
+    events: Option<Endpoints>,
+    replay: Option<Endpoints>,
+    cache_blocks: Option<Count<1, 1_000_000_000>>,
+    ranks: Option<Count<1, 1024>>,
+}
+
+/// Reads the text of a JSON file of replicas.
+///
+/// # Errors
+/// What is wrong with it, in one line.
+pub fn parse_replica_file(text: &str) -> Result<Vec<Replica>, String> {
+    let file: ReplicaFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut names = std::collections::HashSet::new();
+    let mut total = 0;
+    let build = |raw: FileReplica| {
+        super::unique(&mut names, &raw.server)?;
+        let ranks = ranks(raw.events.as_ref(), raw.replay.as_ref(), raw.ranks.map(|ranks| ranks.0))
+            .map_err(|(key, why)| format!("server {}: {key}: {why}", raw.server))?;
+        total += ranks.len().max(1);
+        if total > MAX_RANKS {
+            return Err(format!("more than {MAX_RANKS} ranks in all"));
+        }
+        let cache_blocks = raw.cache_blocks.map(|count| count.0 as u32);
+        Ok(Replica { server: raw.server, http: raw.http, ranks, cache_blocks })
+    };
+    file.replicas.into_iter().map(build).collect()
+}

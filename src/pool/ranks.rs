@@ -1,0 +1,219 @@
+//! Which ranks the pool has: replicas come and go while requests are decided.
+
+use super::{EngineView, FeedFault, Pool, RankState, doubts::Watched, live::Layout};
+use crate::{
+    config,
+    metrics::{FeedLabels, RankMetrics, ServerMetrics},
+    replica::ServerState,
+    units::RankId,
+};
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use std::{sync::Arc, time::Instant};
+
+/// The ranks of a pool at one moment. Each change makes a new one; who holds an older one still finds its ranks in it.
+#[derive(Debug, Default)]
+pub struct Ranks {
+    by_id: Vec<Option<Arc<Rank>>>,
+    servers: Vec<Arc<ServerRanks>>,
+    ranked: bool,
+}
+
+/// One rank as HAProxy and the engine know it.
+#[derive(Debug)]
+pub struct Rank {
+    /// The HAProxy server's name.
+    pub server: Arc<str>,
+    /// The data-parallel rank within the replica.
+    pub rank: u16,
+    /// Where the rank's events come from.
+    pub feed: config::Rank,
+    /// Its metrics.
+    pub metrics: RankMetrics,
+    /// What its engine last reported.
+    pub(super) engine: ArcSwapOption<EngineView>,
+    pub(super) layout: Layout,
+    /// What speaks against its events.
+    pub(super) watched: Mutex<Watched>,
+}
+
+/// One server and its ranks.
+#[derive(Debug)]
+pub struct ServerRanks {
+    /// The HAProxy server's name.
+    pub name: Arc<str>,
+    /// Its ranks, in their order; at least one.
+    pub ids: Vec<RankId>,
+    /// Its metrics.
+    pub metrics: ServerMetrics,
+}
+
+/// There is no place for a replica's ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the pool has {} ranks, which is the most there can be", config::MAX_RANKS)]
+pub struct PoolFull;
+
+/// The ids of ranks: an id is used again once the last event of its former rank is through.
+#[derive(Debug, Default)]
+pub(super) struct Ids {
+    free: Vec<RankId>,
+    next: u16,
+}
+
+impl Ids {
+    fn take(&mut self) -> Option<RankId> {
+        self.free.pop().or_else(|| {
+            let id = RankId(self.next);
+            (id.index() < config::MAX_RANKS).then(|| {
+                self.next += 1;
+                id
+            })
+        })
+    }
+}
+
+impl Ranks {
+    /// A rank, if it is there.
+    #[must_use]
+    pub fn get(&self, id: RankId) -> Option<&Rank> {
+        self.by_id.get(id.index())?.as_deref()
+    }
+
+    /// All ranks.
+    pub fn iter(&self) -> impl Iterator<Item = (RankId, &Rank)> {
+        let ids = (0..).map(RankId);
+        ids.zip(&self.by_id).filter_map(|(id, rank)| Some((id, rank.as_deref()?)))
+    }
+
+    /// The ids of all ranks.
+    pub fn ids(&self) -> impl Iterator<Item = RankId> {
+        self.iter().map(|(id, _)| id)
+    }
+
+    /// The servers, in the order in which they joined.
+    pub fn servers(&self) -> impl Iterator<Item = &ServerRanks> {
+        self.servers.iter().map(Arc::as_ref)
+    }
+
+    /// The ranks of one server; none if it is not there.
+    #[must_use]
+    pub fn of_server(&self, name: &str) -> &[RankId] {
+        self.servers().find(|server| *server.name == *name).map_or(&[], |server| &server.ids)
+    }
+
+    /// Whether requests name the rank: where every replica of the pool has as many, more than one. Elsewhere a request
+    /// that HAProxy sends to another replica after all could name a rank that is not there.
+    #[must_use]
+    pub const fn ranked(&self) -> bool {
+        self.ranked
+    }
+
+    /// The length of a table with a place for every id.
+    #[must_use]
+    pub fn table_len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Vec<Option<Arc<Rank>>>, &mut Vec<Arc<ServerRanks>>)) -> Self {
+        let (mut by_id, mut servers) = (self.by_id.clone(), self.servers.clone());
+        change(&mut by_id, &mut servers);
+        let count = servers.first().map_or(1, |server| server.ids.len());
+        let ranked = count > 1 && servers.iter().all(|server| server.ids.len() == count);
+        Self { by_id, servers, ranked }
+    }
+}
+
+impl Pool {
+    /// The ranks as they are now.
+    #[must_use]
+    pub fn ranks(&self) -> Arc<Ranks> {
+        self.ranks.load_full()
+    }
+
+    /// A replica joins: its ranks are candidates from now on, with empty caches.
+    ///
+    /// # Errors
+    /// [`PoolFull`]; nothing has changed then.
+    pub fn join(&self, replica: &config::Replica, now: Instant) -> Result<Vec<RankId>, PoolFull> {
+        let mut ids = self.ids.lock();
+        let mut taken = Vec::new();
+        for _ in &replica.ranks {
+            match ids.take() {
+                Some(id) => taken.push(id),
+                None => {
+                    ids.free.append(&mut taken);
+                    return Err(PoolFull);
+                }
+            }
+        }
+        {
+            let mut caches = self.caches.write();
+            for (id, feed) in taken.iter().zip(&replica.ranks) {
+                caches.add(*id, feed.events.is_some(), now);
+            }
+        }
+        let name: Arc<str> = replica.server.as_str().into();
+        let rank = |feed: &config::Rank, rank| {
+            let labels = FeedLabels { pool: self.backend.clone(), server: replica.server.clone(), rank };
+            let faults = FeedFault::ALL.map(FeedFault::as_str);
+            Rank {
+                server: Arc::clone(&name),
+                rank,
+                feed: feed.clone(),
+                metrics: RankMetrics::register(&labels, &RankState::NAMES, &faults),
+                engine: ArcSwapOption::empty(),
+                layout: Layout::default(),
+                watched: Mutex::default(),
+            }
+        };
+        let states = ServerState::ALL.map(ServerState::as_str);
+        let metrics = ServerMetrics::register(&self.backend, &replica.server, &states);
+        let server = ServerRanks { name: Arc::clone(&name), ids: taken.clone(), metrics };
+        let ranks = self.ranks.load().with(|by_id, servers| {
+            by_id.resize(usize::from(ids.next).max(by_id.len()), None);
+            for ((id, feed), number) in taken.iter().zip(&replica.ranks).zip(0u16..) {
+                if let Some(place) = by_id.get_mut(id.index()) {
+                    *place = Some(Arc::new(rank(feed, number)));
+                }
+            }
+            servers.push(Arc::new(server));
+        });
+        self.scheduler.lock().set_ranks(&ranks.ids().collect::<Vec<_>>(), now);
+        self.live.forget(&taken);
+        self.ranks.store(Arc::new(ranks));
+        Ok(taken)
+    }
+
+    /// A replica leaves: what its caches held no longer counts, and its bookings end. Returns its ranks, each of which
+    /// [`Self::release`] is to be called for when no more events of it can come.
+    pub fn leave(&self, server: &str, now: Instant) -> Vec<RankId> {
+        let _ids = self.ids.lock();
+        let before = self.ranks.load();
+        let Some(leaving) = before.servers.iter().find(|leaving| *leaving.name == *server).cloned() else {
+            return Vec::new();
+        };
+        let ranks = before.with(|by_id, servers| {
+            for id in &leaving.ids {
+                if let Some(place) = by_id.get_mut(id.index()) {
+                    *place = None;
+                }
+            }
+            servers.retain(|other| !Arc::ptr_eq(other, &leaving));
+        });
+        let ids: Vec<RankId> = ranks.ids().collect();
+        self.ranks.store(Arc::new(ranks));
+        self.scheduler.lock().set_ranks(&ids, now);
+        self.forget_sightings(&leaving.ids);
+        self.forget_doubts(&leaving.ids);
+        leaving.metrics.clear();
+        leaving.ids.iter().filter_map(|id| before.get(*id)).for_each(|rank| rank.metrics.clear());
+        leaving.ids.clone()
+    }
+
+    /// No more events come of a rank that has left: its id may be used again.
+    pub fn release(&self, rank: RankId) {
+        let mut ids = self.ids.lock();
+        self.caches.write().remove(rank);
+        ids.free.push(rank);
+    }
+}
