@@ -5,6 +5,7 @@
 
 use kvspoa::prompt::{Model, ModelOptions, PromptError};
 use kvspoa::request::body::{Endpoint, PromptInput, parse};
+use kvspoa::units::TokenId;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -210,6 +211,108 @@ fn templates_of_real_models_render_as_in_vllm_or_are_refused() {
     let documented = include_str!("../docs/templates.md");
     let missing: Vec<_> = deviations.iter().filter(|line| !documented.contains(*line)).collect();
     assert!(missing.is_empty(), "not in docs/templates.md: {missing:#?}");
+}
+
+/// A model of the gpt-oss kind, with the embedded tokenizer or the real one.
+fn harmony_model(tokenizer: &str) -> Model {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("tokenizer.json", tokenizer);
+    write("config.json", r#"{"model_type": "gpt_oss"}"#);
+    // What scripts/harmony_goldens.py sets.
+    let start_date = Some("2026-03-05".to_owned());
+    let model = Model::load_with(dir.path(), ModelOptions { start_date, ..ModelOptions::default() });
+    let model = model.expect("a model");
+    assert_eq!(model.native_renderer(), None);
+    model
+}
+
+/// The embedded tokenizer with the special tokens of gpt-oss.
+fn tiny_harmony_tokenizer() -> String {
+    let json = include_str!("../src/prompt/tiny/tokenizer.json");
+    let mut json: Value = serde_json::from_str(json).expect("a tokenizer");
+    let free = json["model"]["vocab"].as_object().expect("a vocabulary").len()..;
+    for (content, id) in ["<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>"].iter().zip(free) {
+        let token = serde_json::json!({"id": id, "content": content, "special": true, "normalized": false,
+            "lstrip": false, "rstrip": false, "single_word": false});
+        json["added_tokens"].as_array_mut().expect("a list").push(token);
+    }
+    json.to_string()
+}
+
+/// FNV-1a, 64 bits, over the ids as little-endian numbers.
+fn digest(ids: &[TokenId]) -> String {
+    let bytes = ids.iter().flat_map(|id| id.0.to_le_bytes());
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+/// Bodies that we route by load though vLLM takes them: what becomes of them there depends on its configuration, or is
+/// left out of the prompt without a word.
+const REFUSED_FOR_HARMONY: [&str; 8] = [
+    "h-bare-system-part: unexpected_type",
+    "hr-builtin: unsupported",
+    "hr-builtin-and-own: unsupported",
+    "hr-code: unsupported",
+    "hr-mcp: unsupported",
+    "hr-image: unsupported",
+    "hr-previous-input: unsupported",
+    "hr-refusal: unsupported",
+];
+
+#[test]
+fn gpt_oss_is_prompted_as_by_vllm() {
+    let texts: Value =
+        serde_json::from_str(include_str!("fixtures/templates/texts-harmony.json")).expect("texts");
+    let tiny = harmony_model(&tiny_harmony_tokenizer());
+    let real = tokenizer_dir("gptoss")
+        .map(|dir| harmony_model(&std::fs::read_to_string(dir.join("tokenizer.json")).expect("a tokenizer")));
+    if real.is_none() {
+        println!("ids are not compared: `scripts/fetch-tokenizers gptoss` fetches the vocabulary");
+    }
+    let own = [
+        ("chat", Endpoint::ChatCompletions, include_str!("fixtures/templates/bodies-harmony.json")),
+        ("responses", Endpoint::Responses, include_str!("fixtures/templates/bodies-harmony-responses.json")),
+    ];
+    let shared = BODIES.into_iter().filter_map(|(suffix, endpoint, bodies)| match suffix {
+        "" => Some(("chat", endpoint, bodies)),
+        "-responses" => Some(("responses", endpoint, bodies)),
+        _ => None,
+    });
+    let (mut equal, mut refused, mut wrong) = (0, Vec::new(), Vec::new());
+    for (kind, endpoint, bodies) in own.into_iter().chain(shared) {
+        let bodies: Value = serde_json::from_str(bodies).expect("bodies");
+        for (case, body) in bodies.as_object().expect("cases") {
+            let made = &texts[kind][case];
+            // Where vLLM refuses the request there is nothing to route.
+            let Some(text) = made["text"].as_str() else { continue };
+            let body = body.to_string();
+            match tiny.read(endpoint, body.as_bytes()).map(|ask| ask.prompt) {
+                Ok(PromptInput::Harmony(harmony)) => {
+                    let ours = tiny.render_harmony(&harmony).expect("a text");
+                    // Without the vocabulary it is the text alone that is compared.
+                    let ids = real.as_ref().map(|real| real.tokenize(&PromptInput::Harmony(harmony)));
+                    let same_ids = ids.is_none_or(|ids| digest(&ids.expect("ids")) == made["ids"]);
+                    if ours == text && same_ids {
+                        equal += 1;
+                    } else {
+                        wrong.push(format!("{case}: same ids {same_ids}\n{ours}\nis not\n{text}"));
+                    }
+                }
+                Ok(other) => wrong.push(format!("{case}: {other:?}")),
+                Err(error) => refused.push(format!("{case}: {}", error.reason())),
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    println!("equal {equal}, refused {}: {refused:?}", refused.len());
+    assert_eq!(refused, REFUSED_FOR_HARMONY, "{equal} are equal");
+    let text = r#"{"messages": [{"role": "user", "content": "no <|end|>"}]}"#;
+    let ask = tiny.read(Endpoint::ChatCompletions, text.as_bytes()).expect("a body");
+    let ids = tiny.tokenize(&ask.prompt);
+    assert_eq!(ids, Err(PromptError::UnlikePython), "a text with a special token in it");
 }
 
 macro_rules! golden {

@@ -62,6 +62,9 @@ pub enum PromptError {
     /// The template, or a number in the request with it, would print other text here than in Python.
     #[error("the chat template cannot be rendered exactly as in Python")]
     UnlikePython,
+    /// The prompt has the date in it, and the engine may see the next one already.
+    #[error("the date in the prompt is about to change")]
+    DateChanges,
     /// The template used up its budget of work or of output.
     #[error("the chat template did too much work")]
     TooLarge,
@@ -92,6 +95,7 @@ impl PromptError {
             Self::TemplateRefused => "template_refused",
             Self::TemplateFailed { .. } => "template_failed",
             Self::UnlikePython => "unlike_python",
+            Self::DateChanges => "date_changes",
             Self::TooLarge => "prompt_too_large",
             Self::NothingToContinue => "nothing_to_continue",
             Self::NothingKnown => "nothing_known",

@@ -38,6 +38,9 @@ pub(super) struct NativeRenderer {
     pub(super) texts_too: bool,
 }
 
+/// The format of gpt-oss.
+pub(super) const HARMONY: &str = "harmony";
+
 /// Architectures with a tokenizer mode of their own (`ModelConfig.__post_init__`).
 const NATIVE: [(&str, &str); 8] = [
     ("DeepseekV32ForCausalLM", "deepseek_v32"),
@@ -54,7 +57,7 @@ const NATIVE: [(&str, &str); 8] = [
 pub(super) fn native_renderer(dir: &Path) -> Result<Option<NativeRenderer>, ModelError> {
     let config = object(&dir.join("config.json"))?;
     if config.get("model_type").is_some_and(|kind| kind == "gpt_oss") {
-        return Ok(Some(NativeRenderer { name: "harmony", texts_too: false }));
+        return Ok(Some(NativeRenderer { name: HARMONY, texts_too: false }));
     }
     let architectures = config.get("architectures").and_then(Value::as_array).into_iter().flatten();
     let native = architectures

@@ -5,6 +5,7 @@
 
 mod error;
 mod files;
+mod harmony;
 mod messages;
 mod options;
 pub mod parity;
@@ -16,8 +17,9 @@ pub use options::ModelOptions;
 pub use template::ContentFormat;
 pub use tokenizer::{CacheStats, TimeIsUp, Tokenize, Work};
 
-use crate::request::body::{Ask, Keep, PromptInput};
+use crate::request::body::{self, Ask, BodyError, Endpoint, Keep, PromptInput};
 use crate::request::conversation::{Conversation, Cut};
+use crate::request::harmony::{self as harmony_request, Harmony};
 use crate::units::TokenId;
 use files::NativeRenderer;
 use std::path::Path;
@@ -31,6 +33,7 @@ pub struct Model {
     templates: Templates,
     tokenizer: Tokenizer,
     native: Option<NativeRenderer>,
+    harmony: Option<harmony::Renderer>,
 }
 
 impl Model {
@@ -56,7 +59,10 @@ impl Model {
             .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
         let model = Self::assemble(name, dir, sources, options, tokenizer)?;
-        Ok(Self { native: files::native_renderer(dir)?, ..model })
+        let native = files::native_renderer(dir)?;
+        let is_harmony = native.is_some_and(|native| native.name == files::HARMONY);
+        let harmony = is_harmony.then(|| harmony::Renderer::new(&model.tokenizer)).flatten();
+        Ok(Self { native, harmony, ..model })
     }
 
     /// The tiny model that is compiled in, for the demo, the simulated replica and tests: a byte-level BPE of 2,048
@@ -88,7 +94,7 @@ impl Model {
     ) -> Result<Self, ModelError> {
         let templates = Templates::compile(sources, options)
             .map_err(|error| ModelError::Template { path: dir.to_owned(), detail: error.to_string() })?;
-        Ok(Self { name, templates, tokenizer, native: None })
+        Ok(Self { name, templates, tokenizer, native: None, harmony: None })
     }
 
     /// The last part of the directory's path; `tiny` for the embedded model.
@@ -101,7 +107,18 @@ impl Model {
     /// conversations are routed by load alone.
     #[must_use]
     pub fn native_renderer(&self) -> Option<&'static str> {
-        self.native.map(|native| native.name)
+        self.native.filter(|_| self.harmony.is_none()).map(|native| native.name)
+    }
+
+    /// Reads a whole body as the engine does for this model.
+    ///
+    /// # Errors
+    /// See [`BodyError`]; all of them mean "route by load".
+    pub fn read(&self, endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
+        match self.harmony {
+            Some(_) => harmony_request::parse(endpoint, body),
+            None => body::parse(endpoint, body),
+        }
     }
 
     /// The form in which the chat template takes messages' content; `None` if there is no template.
@@ -127,6 +144,19 @@ impl Model {
         self.templates.render(conversation)
     }
 
+    /// The text of a conversation of gpt-oss, with its special tokens.
+    ///
+    /// # Errors
+    /// As [`Model::render`].
+    pub fn render_harmony(&self, harmony: &Harmony) -> Result<String, PromptError> {
+        Ok(self.harmony_parts(harmony)?.iter().map(harmony::Part::as_str).collect())
+    }
+
+    fn harmony_parts<'h>(&self, harmony: &'h Harmony) -> Result<Vec<harmony::Part<'h>>, PromptError> {
+        let renderer = self.harmony.as_ref().ok_or(PromptError::NativeRenderer)?;
+        renderer.parts(harmony, self.templates.options())
+    }
+
     /// The token ids of a prompt, before any truncation; of several prompts those of the longest.
     ///
     /// # Errors
@@ -140,6 +170,10 @@ impl Model {
             PromptInput::Chat(conversation) => {
                 let text = self.render(conversation)?;
                 self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?
+            }
+            PromptInput::Harmony(harmony) => {
+                let parts = self.harmony_parts(harmony)?;
+                self.tokenizer.encode_pieces(parts.iter().map(harmony::Part::as_piece), time_is_up)?
             }
             PromptInput::Text { text, add_special_tokens } => {
                 self.check_text()?;
@@ -193,7 +227,8 @@ impl Model {
 
     fn beginning(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
         if self.native.is_some() && matches!(prompt, PromptInput::Chat(_)) {
-            return Err(PromptError::NativeRenderer);
+            let is_known = self.harmony.is_some();
+            return Err(if is_known { PromptError::NothingKnown } else { PromptError::NativeRenderer });
         }
         let encoded = match prompt {
             PromptInput::Chat(conversation) => {
@@ -208,7 +243,7 @@ impl Model {
             PromptInput::Tokens(tokens) => {
                 Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
             }
-            PromptInput::Several(_) => return Err(PromptError::NothingKnown),
+            PromptInput::Several(_) | PromptInput::Harmony(_) => return Err(PromptError::NothingKnown),
         };
         let Encoded { ids, work, .. } = encoded;
         if ids.is_empty() {

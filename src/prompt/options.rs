@@ -15,6 +15,8 @@ pub struct ModelOptions {
     pub exclude_unused_tools: bool,
     /// The engine's time zone, for templates that print the date; seconds east of UTC. Default 0.
     pub utc_offset_seconds: i32,
+    /// `VLLM_SYSTEM_START_DATE`, the date that gpt-oss is told; `None` for the day's.
+    pub start_date: Option<String>,
     /// The longest text that may be rendered, in bytes. Default 16 MiB, twice the largest body.
     pub max_rendered_bytes: usize,
     /// Memory for the ids of pieces of text that were tokenized lately. Default 256 MiB, which holds the last minute
@@ -31,6 +33,7 @@ impl Default for ModelOptions {
             template_arguments: Map::new(),
             exclude_unused_tools: false,
             utc_offset_seconds: 0,
+            start_date: None,
             max_rendered_bytes: 16 << 20,
             token_cache_bytes: 256 << 20,
             clock: SystemTime::now,

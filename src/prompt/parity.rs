@@ -5,10 +5,7 @@
 
 use super::Model;
 use crate::{
-    request::{
-        Endpoint,
-        body::{self, BodyError},
-    },
+    request::{Endpoint, body::BodyError},
     units::TokenId,
 };
 use serde::Deserialize;
@@ -51,7 +48,7 @@ struct Answer {
 /// # Errors
 /// [`ParityError`] where one of the lists is missing.
 pub fn compare(model: &Model, endpoint: Endpoint, body: &[u8], answer: &[u8]) -> Result<Parity, ParityError> {
-    let ours = model.tokenize(&body::parse(endpoint, body)?.prompt)?;
+    let ours = model.tokenize(&model.read(endpoint, body)?.prompt)?;
     let Answer { tokens: theirs } = serde_json::from_slice(answer).map_err(|_| ParityError::Answer)?;
     let common = ours.iter().zip(&theirs).take_while(|(ours, theirs)| **ours == TokenId(**theirs)).count();
     let is_equal = common == ours.len() && common == theirs.len();
@@ -61,6 +58,7 @@ pub fn compare(model: &Model, endpoint: Endpoint, body: &[u8], answer: &[u8]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::body;
 
     const BODY: &[u8] = br#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
 

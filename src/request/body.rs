@@ -6,6 +6,7 @@
 //! understood for certain is an error.
 
 use super::conversation::{self, Conversation};
+use super::harmony::Harmony;
 use super::json::{self, Object};
 use super::{anthropic, responses};
 use crate::units::TokenId;
@@ -100,6 +101,8 @@ pub struct Ask {
 pub enum PromptInput {
     /// Messages, to be rendered by the model's chat template.
     Chat(Conversation),
+    /// Messages for a model of the gpt-oss kind, in its own format.
+    Harmony(Harmony),
     /// Text, to be tokenized as it is.
     Text {
         /// The prompt.
@@ -207,18 +210,27 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
     }
 }
 
-pub(super) fn read(endpoint: Endpoint, mut body: Object) -> Result<Ask, BodyError> {
+pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
+    read_prompt(endpoint, body, |body| match endpoint {
+        Endpoint::ChatCompletions => chat_prompt(body),
+        Endpoint::ChatBatch => batch_prompt(body),
+        Endpoint::Completions => completion_prompt(body),
+        Endpoint::Responses => converted_prompt(body, responses::parse),
+        Endpoint::Messages => converted_prompt(body, anthropic::parse),
+    })
+}
+
+/// What all endpoints have in common, and the prompt as `prompt` reads it.
+pub(super) fn read_prompt(
+    endpoint: Endpoint,
+    mut body: Object,
+    prompt: impl FnOnce(&mut Object) -> Result<PromptInput, BodyError>,
+) -> Result<Ask, BodyError> {
     let cache_salt = json::take_text(&mut body, "cache_salt")?;
     if cache_salt.as_deref() == Some("") {
         return Err(BodyError::Refused("an empty cache_salt"));
     }
-    let prompt = match endpoint {
-        Endpoint::ChatCompletions => chat_prompt(&mut body)?,
-        Endpoint::ChatBatch => batch_prompt(&mut body)?,
-        Endpoint::Completions => completion_prompt(&mut body)?,
-        Endpoint::Responses => converted_prompt(&mut body, responses::parse)?,
-        Endpoint::Messages => converted_prompt(&mut body, anthropic::parse)?,
-    };
+    let prompt = prompt(&mut body)?;
     let may_truncate = !matches!(endpoint, Endpoint::Responses | Endpoint::Messages);
     let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
     Ok(Ask {
@@ -290,7 +302,7 @@ fn several(
 }
 
 /// The tokens that the prefill stage of disaggregated serving hands over; they replace the messages.
-fn forwarded_tokens(body: &mut Object) -> Result<Option<Vec<TokenId>>, BodyError> {
+pub(super) fn forwarded_tokens(body: &mut Object) -> Result<Option<Vec<TokenId>>, BodyError> {
     let Some(Value::Object(mut parameters)) = json::take(body, "kv_transfer_params") else { return Ok(None) };
     let Some(ids) = json::take(&mut parameters, "prompt_token_ids") else { return Ok(None) };
     if json::take_flag(body, "echo", false)? {

@@ -52,7 +52,7 @@ pub fn parse(endpoint: Endpoint, beginning: &[u8]) -> Result<Ask, BodyError> {
             // A conversation that ends before media ends there, wherever the body was cut.
             conversation.cut.get_or_insert(cut);
         }
-        PromptInput::Text { .. } | PromptInput::Tokens(_) => {}
+        PromptInput::Text { .. } | PromptInput::Tokens(_) | PromptInput::Harmony(_) => {}
     }
     ask.identity_is_known &= identity_was_seen;
     ask.is_whole = false;

@@ -17,7 +17,7 @@ use crate::{
     metrics::{PoolMetrics, RouteMetrics},
     pool::Pool,
     prompt::Work,
-    request::{Endpoint, RoutingRequest, body, partial},
+    request::{Endpoint, RoutingRequest, partial},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
     units::{RequestId, TokenId},
@@ -232,7 +232,7 @@ impl Preparing {
     fn run(&self) -> Result<Prompt, Reason> {
         let started = Instant::now();
         let ask = if self.is_complete {
-            body::parse(self.endpoint, &self.body)?
+            self.pool.model.read(self.endpoint, &self.body)?
         } else {
             partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?
         };

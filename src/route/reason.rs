@@ -83,7 +83,7 @@ reasons! {
     UnknownEndpoint = "unknown_endpoint", LoadOnly;
     /// The model has no chat template.
     NoTemplate = "no_template", LoadOnly;
-    /// vLLM makes this model's prompts by code of its own, which is not done here (gpt-oss, Mistral, DeepSeek 3.2, …).
+    /// vLLM makes this model's prompts by code of its own, which is not done here (Mistral, DeepSeek 3.2, …).
     NativeRenderer = "native_renderer", LoadOnly;
     /// The chat template refused the conversation, as it will in the engine.
     TemplateRefused = "template_refused", LoadOnly;
@@ -138,9 +138,10 @@ impl From<PromptError> for Reason {
             PromptError::NoTemplate => Self::NoTemplate,
             PromptError::NativeRenderer => Self::NativeRenderer,
             PromptError::TemplateRefused | PromptError::NothingToContinue => Self::TemplateRefused,
-            PromptError::TemplateFailed { .. } | PromptError::UnlikePython | PromptError::TooLarge => {
-                Self::TemplateFailed
-            }
+            PromptError::TemplateFailed { .. }
+            | PromptError::UnlikePython
+            | PromptError::DateChanges
+            | PromptError::TooLarge => Self::TemplateFailed,
             PromptError::NothingKnown => Self::BodyCut,
             PromptError::Late => Self::Deadline,
             PromptError::Tokenizer => Self::TokenizerFailed,

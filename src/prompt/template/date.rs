@@ -19,8 +19,33 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
+/// How far the engine's clock may be from ours when it renders the same request.
+const CLOCKS_APART: Duration = Duration::from_secs(2);
+
+/// The date as the engine prints it at `now`.
+///
+/// # Errors
+/// The format is not known, or the text changes so soon (at midnight, for a date) that the engine may print another one.
+pub(in crate::prompt) fn of_engine(
+    format: &str,
+    now: SystemTime,
+    utc_offset_seconds: i32,
+) -> Result<String, Error> {
+    let before = strftime(format, now - CLOCKS_APART, utc_offset_seconds)?;
+    if before != strftime(format, now + CLOCKS_APART, utc_offset_seconds)? {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a date that is about to change")
+            .with_source(AboutToChange));
+    }
+    Ok(before)
+}
+
+/// Marks the error of a date that is not certain.
+#[derive(Debug, thiserror::Error)]
+#[error("the date is about to change")]
+pub(in crate::prompt) struct AboutToChange;
+
 /// Formats `now`, moved by the engine's offset from UTC, as Python's `strftime` does in the C locale.
-pub(super) fn strftime(format: &str, now: SystemTime, utc_offset_seconds: i32) -> Result<String, Error> {
+fn strftime(format: &str, now: SystemTime, utc_offset_seconds: i32) -> Result<String, Error> {
     let unix = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
     let local = i64::try_from(unix).unwrap_or(i64::MAX).saturating_add(i64::from(utc_offset_seconds));
     let (days, seconds) = (local.div_euclid(86_400), local.rem_euclid(86_400));
@@ -111,6 +136,17 @@ mod tests {
     fn the_engines_offset_moves_the_date() {
         assert_eq!(at(1_735_689_599, 3600, "%d %b %Y"), "01 Jan 2025");
         assert_eq!(at(1_735_689_600, -3600, "%-d %B %y"), "31 December 24");
+    }
+
+    #[test]
+    fn a_date_is_not_certain_around_midnight_of_the_engine() {
+        let at = |unix, offset| of_engine("%F", UNIX_EPOCH + Duration::from_secs(unix), offset).ok();
+        let midnight = 1_735_689_600;
+        assert_eq!(at(midnight - 3, 0).as_deref(), Some("2024-12-31"));
+        assert_eq!([at(midnight - 1, 0), at(midnight, 0), at(midnight + 1, 0)], [None, None, None]);
+        assert_eq!(at(midnight + 3, 0).as_deref(), Some("2025-01-01"));
+        assert_eq!(at(midnight, 3600).as_deref(), Some("2025-01-01"));
+        assert!(of_engine("%S", UNIX_EPOCH + Duration::from_secs(midnight + 9), 0).is_err());
     }
 
     #[test]

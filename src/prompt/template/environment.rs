@@ -59,7 +59,7 @@ pub(super) fn environment(
         Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(RaisedByTemplate))
     });
     environment
-        .add_function(STRFTIME_NOW, move |format: &str| date::strftime(format, clock(), utc_offset_seconds));
+        .add_function(STRFTIME_NOW, move |format: &str| date::of_engine(format, clock(), utc_offset_seconds));
     environment.add_filter("safe", safe);
     for name in ["escape", "e", "forceescape"] {
         environment.remove_filter(name);

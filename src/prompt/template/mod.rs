@@ -5,7 +5,7 @@
 
 mod anthropic;
 mod beginning;
-mod date;
+pub(in crate::prompt) mod date;
 mod environment;
 mod limits;
 mod python;
@@ -85,6 +85,10 @@ impl Templates {
         templates.anthropic.disabled_effort =
             anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
         Ok(templates)
+    }
+
+    pub(super) fn options(&self) -> &ModelOptions {
+        &self.options
     }
 
     /// The form in which the model's template expects content; `None` without a template.
@@ -286,6 +290,9 @@ fn failure(error: &Error) -> PromptError {
     while let Some(inner) = source {
         if inner.is::<RaisedByTemplate>() {
             return PromptError::TemplateRefused;
+        }
+        if inner.is::<date::AboutToChange>() {
+            return PromptError::DateChanges;
         }
         if let Some(inner) = inner.downcast_ref::<Error>() {
             kind = inner.kind();

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// A part of a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Piece<'t> {
+pub(in crate::prompt) enum Piece<'t> {
     /// An added token.
     Token(TokenId),
     /// Text between added tokens.

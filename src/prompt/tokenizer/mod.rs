@@ -4,6 +4,7 @@ mod cache;
 mod cut;
 mod fast;
 mod huggingface;
+mod pieces;
 mod probe;
 
 pub use cache::CacheStats;
@@ -11,7 +12,8 @@ pub use cache::CacheStats;
 use super::error::PromptError;
 use crate::units::TokenId;
 use cache::SegmentCache;
-use cut::{Cutter, Piece};
+use cut::Cutter;
+pub(super) use cut::Piece;
 use fast::Fast;
 use huggingface::HuggingFace;
 use serde_json::Value;
@@ -122,22 +124,39 @@ impl Tokenizer {
                 ids.push(id);
                 Ok(())
             }
-            Piece::Text(_) if time_is_up() => Err(Halt::TimeIsUp),
-            Piece::Text(piece) => {
-                work.pieces += 1;
-                work.reused_pieces += 1;
-                let encode = |ids: &mut Vec<TokenId>| {
-                    work.reused_pieces -= 1;
-                    self.backend.encode(piece, ids)
-                };
-                cached.segments.encode(piece, ids, encode).map_err(Halt::Failed)
-            }
+            Piece::Text(piece) => self.encode_piece(piece, ids, work, time_is_up),
         });
         match result {
             Ok(()) => Ok(true),
             Err(Halt::TimeIsUp) => Ok(false),
             Err(Halt::Failed(error)) => Err(error),
         }
+    }
+
+    /// The ids of a text without added tokens, from the cache if it has them.
+    fn encode_piece(
+        &self,
+        piece: &str,
+        ids: &mut Vec<TokenId>,
+        work: &mut Work,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<(), Halt> {
+        if time_is_up() {
+            return Err(Halt::TimeIsUp);
+        }
+        work.pieces += 1;
+        let mut reused = true;
+        let mut encode = |ids: &mut Vec<TokenId>| {
+            reused = false;
+            self.backend.encode(piece, ids)
+        };
+        match &self.cached {
+            Some(cached) => cached.segments.encode(piece, ids, encode),
+            None => encode(ids),
+        }
+        .map_err(Halt::Failed)?;
+        work.reused_pieces += usize::from(reused);
+        Ok(())
     }
 
     /// What the cache holds; `None` if there is none.
