@@ -4,7 +4,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`units`], [`hash`], [`metrics`] | identifiers, the hash chain, every metric's name |
+//! | [`units`], [`hash`], `recent`, [`metrics`] | identifiers, the hash chain, bounded caches, every metric's name |
 //! | [`spop`] | the protocol between HAProxy and its agents |
 //! | [`request`] | what HAProxy hands over → what must be routed |
 //! | [`events`] | the replicas' KV events: wire formats, sequence numbers, sockets |
@@ -37,6 +37,7 @@ pub mod metrics;
 pub mod pool;
 pub mod prompt;
 pub mod replay;
+mod recent;
 pub mod replica;
 pub mod request;
 pub mod route;

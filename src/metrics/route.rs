@@ -103,7 +103,7 @@ pub struct PoolMetrics {
     pub token_cache_hits: Counter,
     /// Pieces that had to be tokenized.
     pub token_cache_misses: Counter,
-    /// Bytes of that cache.
+    /// Bytes of that cache, of the messages that were read lately and of whole prompts.
     pub token_cache_bytes: Gauge,
     /// Prompt tokens that a busy rank computes a second.
     pub prefill_rate: Gauge,

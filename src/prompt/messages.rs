@@ -1,15 +1,17 @@
 //! A conversation → the messages as the chat template sees them (vLLM `parse_chat_messages` and what follows it).
 
-use super::template::{ContentFormat, values};
+use super::template::{ContentFormat, values::{self, Fields}};
 use crate::request::conversation::{Message, Part};
 use minijinja::value::Value;
 use serde_json::Map;
+use smallvec::smallvec;
+use std::sync::Arc;
 
 /// A message's content in the form that the template expects.
 #[derive(Clone, Debug)]
 pub(super) enum Content {
     /// One string.
-    Text(String),
+    Text(Arc<str>),
     /// A list of parts, each an object.
     Parts(Vec<serde_json::Value>),
 }
@@ -27,7 +29,7 @@ pub(super) struct Prepared<'c> {
 /// Gives every message the `format` of content. A template that does not know developers gets their messages as
 /// system messages, and then all system messages as one at the front. With `system_first` they are so in any case.
 pub(super) fn prepare(
-    messages: &[Message],
+    messages: &[Arc<Message>],
     format: ContentFormat,
     knows_developers: bool,
     system_first: bool,
@@ -60,12 +62,16 @@ pub(super) fn prepare(
 
 fn content(message: &Message, format: ContentFormat) -> Content {
     let as_parts = format == ContentFormat::Parts;
+    if let ([Part::Text { text, .. }], false) = (&message.content[..], as_parts) {
+        return Content::Text(Arc::clone(text));
+    }
     let only_text = message.content.iter().all(|part| matches!(part, Part::Text { .. }));
     if as_parts && !(message.role == "tool" && only_text) {
         return Content::Parts(message.content.iter().map(part_object).collect());
     }
     let texts = message.content.iter().map(|part| match part {
-        Part::Text { text, .. } | Part::ToolReference(text) => text.as_str(),
+        Part::Text { text, .. } => &**text,
+        Part::ToolReference(name) => name.as_str(),
     });
     // Empty parts are dropped where vLLM joins texts, but not where it joins a tool's list of parts.
     let mut joined = String::new();
@@ -75,7 +81,7 @@ fn content(message: &Message, format: ContentFormat) -> Content {
         }
         joined.push_str(text);
     }
-    Content::Text(joined)
+    Content::Text(joined.into())
 }
 
 fn part_object(part: &Part) -> serde_json::Value {
@@ -83,7 +89,7 @@ fn part_object(part: &Part) -> serde_json::Value {
     match part {
         Part::Text { text, extra } => {
             object.insert("type".to_owned(), "text".into());
-            object.insert("text".to_owned(), text.as_str().into());
+            object.insert("text".to_owned(), (**text).into());
             object.extend(extra.iter().map(|(name, value)| (name.clone(), value.clone())));
         }
         Part::ToolReference(name) => {
@@ -100,14 +106,14 @@ fn merge_system_messages(messages: &mut Vec<Prepared<'_>>, between: &str) {
     if system.next() == Some(0) && system.next().is_none() {
         return;
     }
-    let texts: Vec<String> = messages
+    let texts: Vec<Arc<str>> = messages
         .extract_if(.., |message| message.role == "system")
         .map(|message| message.content.into_text())
         .filter(|text| !text.is_empty())
         .collect();
     let merged = Prepared {
         role: "system",
-        content: Content::Text(texts.join(between)),
+        content: Content::Text(texts.join(between).into()),
         source: None,
         converted: false,
     };
@@ -118,17 +124,17 @@ impl Content {
     /// Wraps a text into the only part of a list.
     fn make_parts(&mut self) {
         if let Self::Text(text) = self {
-            *self = Self::Parts(vec![serde_json::json!({ "type": "text", "text": text })]);
+            *self = Self::Parts(vec![serde_json::json!({ "type": "text", "text": &**text })]);
         }
     }
 
     /// All texts, joined by newlines.
-    fn into_text(self) -> String {
+    fn into_text(self) -> Arc<str> {
         match self {
             Self::Text(text) => text,
             Self::Parts(parts) => {
                 let texts: Vec<&str> = parts.iter().filter_map(|part| part.get("text")?.as_str()).collect();
-                texts.join("\n")
+                texts.join("\n").into()
             }
         }
     }
@@ -138,10 +144,10 @@ impl Prepared<'_> {
     /// The message as a value for the template. The order of the fields is vLLM's.
     pub(super) fn value(&self) -> Value {
         let content = match &self.content {
-            Content::Text(text) => Value::from(text.as_str()),
+            Content::Text(text) => Value::from(text),
             Content::Parts(parts) => parts.iter().map(values::from_json).collect(),
         };
-        let mut fields = vec![("role", Value::from(self.role)), ("content", content)];
+        let mut fields = smallvec![("role", Value::from(self.role)), ("content", content)];
         if let Some(message) = self.source {
             if let Some(calls) = &message.tool_calls {
                 fields.push(("tool_calls", calls.iter().map(values::from_json).collect()));
@@ -164,6 +170,6 @@ impl Prepared<'_> {
                 fields.push(("tools", values::from_json(tools)));
             }
         }
-        values::dict(fields)
+        Value::from_object(Fields(fields))
     }
 }

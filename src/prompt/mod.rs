@@ -9,14 +9,18 @@ mod harmony;
 mod messages;
 mod options;
 pub mod parity;
+mod repeats;
 mod template;
 mod tokenizer;
 
 pub use error::{ModelError, PromptError};
 pub use options::ModelOptions;
+pub use repeats::{BodyKey, Prompt, Repeats};
 pub use template::ContentFormat;
-pub use tokenizer::{CacheStats, TimeIsUp, Tokenize, Work};
+pub use tokenizer::{TimeIsUp, Tokenize, Work};
 
+pub use crate::recent::CacheStats;
+use crate::request::SeenMessages;
 use crate::request::body::{self, Ask, BodyError, Endpoint, Keep, PromptInput};
 use crate::request::conversation::{Conversation, Cut};
 use crate::request::harmony::{self as harmony_request, Harmony};
@@ -26,6 +30,12 @@ use std::path::Path;
 use template::{Sources, Templates};
 use tokenizer::{Encoded, Tokenizer};
 
+/// Of the memory for what was seen lately, ids take a half. The messages' texts are about as long, but those of many
+/// conversations are short-lived; whole prompts are for retries, which come soon.
+const SEGMENTS_SHARE: usize = 2;
+const MESSAGES_SHARE: usize = 4;
+const REPEATS_SHARE: usize = 4;
+
 /// What makes token ids of prompts: a model's chat templates, tokenizer and special tokens.
 #[derive(Debug)]
 pub struct Model {
@@ -34,6 +44,8 @@ pub struct Model {
     tokenizer: Tokenizer,
     native: Option<NativeRenderer>,
     harmony: Option<harmony::Renderer>,
+    seen: SeenMessages,
+    repeats: Repeats,
 }
 
 impl Model {
@@ -55,14 +67,16 @@ impl Model {
     pub fn load_with(dir: &Path, options: ModelOptions) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
         let sources = files::template_sources(dir)?;
-        let tokenizer = Tokenizer::load(&files::read(&path)?, options.token_cache_bytes)
+        let tokenizer = Tokenizer::load(&files::read(&path)?, options.cache_bytes / SEGMENTS_SHARE)
             .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
         let model = Self::assemble(name, dir, sources, options, tokenizer)?;
         let native = files::native_renderer(dir)?;
         let is_harmony = native.is_some_and(|native| native.name == files::HARMONY);
         let harmony = is_harmony.then(|| harmony::Renderer::new(&model.tokenizer)).flatten();
-        Ok(Self { native, harmony, ..model })
+        // Harmony prints the date.
+        let repeats = if is_harmony { Repeats::none() } else { model.repeats };
+        Ok(Self { native, harmony, repeats, ..model })
     }
 
     /// The tiny model that is compiled in, for the demo, the simulated replica and tests: a byte-level BPE of 2,048
@@ -72,9 +86,9 @@ impl Model {
     /// None in a build whose tests pass.
     pub fn embedded() -> Result<Self, ModelError> {
         let dir = Path::new("(embedded)");
-        let options = ModelOptions { token_cache_bytes: 8 << 20, ..ModelOptions::default() };
+        let options = ModelOptions { cache_bytes: 8 << 20, ..ModelOptions::default() };
         let json = include_bytes!("tiny/tokenizer.json");
-        let tokenizer = Tokenizer::load(json, options.token_cache_bytes)
+        let tokenizer = Tokenizer::load(json, options.cache_bytes / SEGMENTS_SHARE)
             .map_err(|detail| ModelError::Tokenizer { path: dir.join("tokenizer.json"), detail })?;
         let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
         let sources = Sources {
@@ -92,9 +106,16 @@ impl Model {
         options: ModelOptions,
         tokenizer: Tokenizer,
     ) -> Result<Self, ModelError> {
+        let cache_bytes = options.cache_bytes;
         let templates = Templates::compile(sources, options)
             .map_err(|error| ModelError::Template { path: dir.to_owned(), detail: error.to_string() })?;
-        Ok(Self { name, templates, tokenizer, native: None, harmony: None })
+        let repeats = if templates.depend_on_time() {
+            Repeats::none()
+        } else {
+            Repeats::new(cache_bytes / REPEATS_SHARE)
+        };
+        let seen = SeenMessages::new(cache_bytes / MESSAGES_SHARE);
+        Ok(Self { name, templates, tokenizer, native: None, harmony: None, seen, repeats })
     }
 
     /// The last part of the directory's path; `tiny` for the embedded model.
@@ -110,14 +131,15 @@ impl Model {
         self.native.filter(|_| self.harmony.is_none()).map(|native| native.name)
     }
 
-    /// Reads a whole body as the engine does for this model.
+    /// Reads a whole body as the engine does for this model. What was read lately of the same conversation is not read
+    /// again.
     ///
     /// # Errors
     /// See [`BodyError`]; all of them mean "route by load".
     pub fn read(&self, endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
         match self.harmony {
             Some(_) => harmony_request::parse(endpoint, body),
-            None => body::parse(endpoint, body),
+            None => body::parse_seen(endpoint, body, &self.seen),
         }
     }
 
@@ -127,10 +149,23 @@ impl Model {
         self.templates.content_format()
     }
 
-    /// What the cache of tokenized pieces holds; `None` if the tokenizer is of a kind that cannot be cached.
+    /// What is kept of the tokenized pieces; `None` if the tokenizer is of a kind that cannot be cached.
     #[must_use]
     pub fn cache_stats(&self) -> Option<CacheStats> {
         self.tokenizer.cache_stats()
+    }
+
+    /// The memory of all that is kept of earlier requests, in bytes.
+    #[must_use]
+    pub fn cache_bytes(&self) -> usize {
+        let segments = self.tokenizer.cache_stats().unwrap_or_default();
+        (segments + self.seen.stats() + self.repeats.stats()).bytes
+    }
+
+    /// The prompts that were made lately.
+    #[must_use]
+    pub fn repeats(&self) -> &Repeats {
+        &self.repeats
     }
 
     /// The text that the chat template makes of a conversation.
@@ -163,6 +198,14 @@ impl Model {
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn tokenize(&self, prompt: &PromptInput) -> Result<Vec<TokenId>, PromptError> {
         self.tokenize_all(prompt, &|| false).map(|prompt| prompt.ids)
+    }
+
+    /// The token ids of a text as it is.
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn tokenize_text(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
+        self.tokenizer.encode_until(text, false, &|| false).map(|encoded| encoded.ids)
     }
 
     fn tokenize_all(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {

@@ -19,9 +19,9 @@ pub struct ModelOptions {
     pub start_date: Option<String>,
     /// The longest text that may be rendered, in bytes. Default 16 MiB, twice the largest body.
     pub max_rendered_bytes: usize,
-    /// Memory for the ids of pieces of text that were tokenized lately. Default 256 MiB, which holds the last minute
-    /// of a thousand requests a second with 1,000 new tokens each; 0 switches the cache off.
-    pub token_cache_bytes: usize,
+    /// Memory for what was seen lately: ids of pieces of text, messages as they were read, whole prompts. Default
+    /// 256 MiB: the ids of the last half minute of a thousand requests a second with 1,000 new tokens each. 0 keeps nothing.
+    pub cache_bytes: usize,
     /// The clock, for templates that print the date.
     pub clock: fn() -> SystemTime,
 }
@@ -35,7 +35,7 @@ impl Default for ModelOptions {
             utc_offset_seconds: 0,
             start_date: None,
             max_rendered_bytes: 16 << 20,
-            token_cache_bytes: 256 << 20,
+            cache_bytes: 256 << 20,
             clock: SystemTime::now,
         }
     }

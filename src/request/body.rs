@@ -8,7 +8,8 @@
 use super::conversation::{self, Conversation};
 use super::harmony::Harmony;
 use super::json::{self, Object};
-use super::{anthropic, responses};
+use super::seen::SeenMessages;
+use super::{anthropic, responses, scan};
 use crate::units::TokenId;
 use serde_json::Value;
 
@@ -210,9 +211,38 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
     }
 }
 
+/// The same; of a chat only those messages are read that were not seen lately.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_seen(endpoint: Endpoint, body: &[u8], seen: &SeenMessages) -> Result<Ask, BodyError> {
+    if endpoint != Endpoint::ChatCompletions {
+        return parse(endpoint, body);
+    }
+    let Ok(fields) = scan::fields(body) else { return parse(endpoint, body) };
+    let (mut rest, mut messages) = (Object::new(), None);
+    for (name, json) in fields {
+        if name == MESSAGES {
+            messages = Some(json);
+        } else {
+            let value = serde_json::from_slice(json).map_err(|_| BodyError::Malformed)?;
+            rest.insert(name.into_owned(), value);
+        }
+    }
+    read_prompt(endpoint, rest, |body| {
+        chat_prompt(body, |body| match messages {
+            Some(messages) => conversation::parse_seen(body, messages, seen),
+            None => conversation::parse(body),
+        })
+    })
+}
+
+/// The only field that grows with a conversation.
+const MESSAGES: &str = "messages";
+
 pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
     read_prompt(endpoint, body, |body| match endpoint {
-        Endpoint::ChatCompletions => chat_prompt(body),
+        Endpoint::ChatCompletions => chat_prompt(body, conversation::parse),
         Endpoint::ChatBatch => batch_prompt(body),
         Endpoint::Completions => completion_prompt(body),
         Endpoint::Responses => converted_prompt(body, responses::parse),
@@ -246,11 +276,14 @@ pub(super) fn read_prompt(
     })
 }
 
-fn chat_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
+fn chat_prompt(
+    body: &mut Object,
+    chat: impl FnOnce(&mut Object) -> Result<Conversation, BodyError>,
+) -> Result<PromptInput, BodyError> {
     if json::take(body, "chat_template").is_some() {
         return Err(BodyError::RequestTemplate);
     }
-    converted_prompt(body, conversation::parse)
+    converted_prompt(body, chat)
 }
 
 fn converted_prompt(

@@ -5,13 +5,16 @@
 
 use super::body::BodyError;
 use super::json::{self, Object};
+use super::scan;
+use super::seen::SeenMessages;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// Everything that a chat template is given.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Conversation {
-    /// The messages, at least one.
-    pub messages: Vec<Message>,
+    /// The messages, at least one. Those that were seen before are shared.
+    pub messages: Vec<Arc<Message>>,
     /// The tools, each with exactly the fields and their order that vLLM gives them; `None` where there are none.
     pub tools: Option<Vec<Value>>,
     /// `tool_choice` is `none`: some engines are told to leave the tools out then.
@@ -73,12 +76,55 @@ pub enum Part {
     /// Text of any kind.
     Text {
         /// The text.
-        text: String,
+        text: Arc<str>,
         /// Fields that the API does not know, which templates may see.
         extra: Object,
     },
     /// The name of a tool that is loaded later.
     ToolReference(String),
+}
+
+impl Message {
+    /// A message of nothing but text.
+    #[must_use]
+    pub fn of_text(role: &str, text: &str) -> Self {
+        Self {
+            role: role.to_owned(),
+            content: vec![Part::text(text)],
+            name: None,
+            tool_calls: None,
+            tool_call_id: None,
+            reasoning: None,
+            task: None,
+            tools: None,
+        }
+    }
+
+    /// The memory that the message takes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let parts = self.content.iter().map(|part| match part {
+            Part::Text { text, extra } => {
+                let extra = extra.iter().map(|(name, value)| name.len() + json::memory_bytes(value));
+                text.len() + extra.sum::<usize>()
+            }
+            Part::ToolReference(name) => name.len(),
+        });
+        let values = [&self.tool_call_id, &self.reasoning, &self.tools].into_iter().flatten();
+        let values = values.chain(self.tool_calls.iter().flatten()).map(json::memory_bytes);
+        let texts = [&self.name, &self.task].into_iter().flatten().map(String::len);
+        size_of::<Self>()
+            + self.role.len()
+            + size_of_val(&*self.content)
+            + parts.chain(values).chain(texts).sum::<usize>()
+    }
+}
+
+impl Part {
+    /// Text and nothing else.
+    #[must_use]
+    pub fn text(text: impl Into<Arc<str>>) -> Self {
+        Self::Text { text: text.into(), extra: Object::new() }
+    }
 }
 
 /// Arguments that belong to `apply_chat_template` itself: without effect, as vLLM tokenizes afterwards.
@@ -115,20 +161,47 @@ const PART_FIELDS: [&str; 22] = [
     "prompt_cache_breakpoint",
 ];
 
+/// The messages of a body, and where the known ones end.
+pub(super) type Messages = (Vec<Arc<Message>>, Option<Cut>);
+
 pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
+    let messages = match json::take(body, "messages") {
+        Some(Value::Array(values)) => until_media(values, |messages, value| {
+            messages.push(Arc::new(message(value)?));
+            Ok(())
+        })?,
+        None => return Err(BodyError::EmptyPrompt),
+        Some(_) => return Err(BodyError::Field("messages")),
+    };
+    assemble(body, messages)
+}
+
+/// The same, with messages that are still as they were written.
+pub(super) fn parse_seen(
+    body: &mut Object,
+    messages: &[u8],
+    seen: &SeenMessages,
+) -> Result<Conversation, BodyError> {
+    let messages = match messages.first() {
+        Some(b'[') => until_media(scan::items(messages)?, |messages, json| {
+            messages.push(seen.read(json)?);
+            Ok(())
+        })?,
+        _ if messages == b"null" => return Err(BodyError::EmptyPrompt),
+        _ => return Err(BodyError::Field("messages")),
+    };
+    assemble(body, messages)
+}
+
+fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation, BodyError> {
+    if messages.is_empty() {
+        return Err(BodyError::EmptyPrompt);
+    }
     let add_generation_prompt = json::take_flag(body, "add_generation_prompt", true)?;
     let continue_final_message = json::take_flag(body, "continue_final_message", false)?;
     if continue_final_message && add_generation_prompt {
         return Err(BodyError::Refused("continue_final_message together with add_generation_prompt"));
     }
-    let (messages, cut) = match json::take(body, "messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => until_media(messages, |messages, value| {
-            messages.push(message(value)?);
-            Ok(())
-        })?,
-        Some(Value::Array(_)) | None => return Err(BodyError::EmptyPrompt),
-        Some(_) => return Err(BodyError::Field("messages")),
-    };
     let documents = json::take(body, "documents");
     documents.iter().try_for_each(json::check_exact)?;
     Ok(Conversation {
@@ -149,9 +222,9 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
 
 /// Takes messages until the first one with media: its tokens depend on the engine's own processing, but not those
 /// before it.
-pub(super) fn until_media<T>(
-    values: Vec<Value>,
-    mut take: impl FnMut(&mut Vec<T>, Value) -> Result<(), BodyError>,
+pub(super) fn until_media<V, T>(
+    values: Vec<V>,
+    mut take: impl FnMut(&mut Vec<T>, V) -> Result<(), BodyError>,
 ) -> Result<(Vec<T>, Option<Cut>), BodyError> {
     let mut taken = Vec::new();
     for value in values {
@@ -164,12 +237,12 @@ pub(super) fn until_media<T>(
     Ok((taken, None))
 }
 
-fn message(value: Value) -> Result<Message, BodyError> {
+pub(super) fn message(value: Value) -> Result<Message, BodyError> {
     let Value::Object(mut fields) = value else { return Err(BodyError::Field("messages")) };
     let role = json::take_text(&mut fields, "role")?.ok_or(BodyError::Field("role"))?;
     let mut content = match json::take(&mut fields, "content") {
         None => Vec::new(),
-        Some(Value::String(text)) => vec![Part::Text { text, extra: Object::new() }],
+        Some(Value::String(text)) => vec![Part::text(text)],
         Some(Value::Array(parts)) => {
             let parts: Result<Vec<_>, _> = parts.into_iter().map(part).collect();
             parts?.into_iter().flatten().collect()
@@ -225,7 +298,7 @@ fn part(value: Value) -> Result<Option<Part>, BodyError> {
         Some(text) => {
             fields.retain(|name, _| !PART_FIELDS.contains(&name.as_str()));
             fields.values().try_for_each(json::check_exact)?;
-            Ok(Some(Part::Text { text, extra: fields }))
+            Ok(Some(Part::Text { text: text.into(), extra: fields }))
         }
         None if matches!(kind.as_str(), "text" | "refusal") => Ok(None),
         None => Err(BodyError::Field("text")),
@@ -242,7 +315,7 @@ fn strip_billing_header(part: &mut Part) -> bool {
         return true;
     }
     let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
-    *text = rest.to_owned();
+    *text = rest.into();
     !text.is_empty()
 }
 

@@ -57,3 +57,16 @@ pub(super) fn put_first(object: &mut Object, names: &[&str]) {
     }
     object.append(&mut rest);
 }
+
+/// The memory that a value takes, in bytes: its texts, and for each value and field what its containers need for it.
+pub(super) fn memory_bytes(value: &Value) -> usize {
+    // The key, the hash and the slot in the table of an object's field, or the room that a list has grown into.
+    const SLACK_BYTES: usize = 64;
+    let inside = match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(memory_bytes).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + memory_bytes(value)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    };
+    inside + size_of::<Value>() + SLACK_BYTES
+}

@@ -8,6 +8,9 @@ mod json;
 pub mod notify;
 pub mod partial;
 mod responses;
+mod scan;
+mod seen;
 
 pub use body::Endpoint;
 pub use notify::{NotifyError, RoutingRequest};
+pub use seen::SeenMessages;

@@ -6,6 +6,7 @@
 use super::body::{self, Ask, BodyError, Endpoint, PromptInput};
 use super::conversation::Cut;
 use super::json::Object;
+use super::scan::end_of_string;
 use serde_json::Value;
 
 /// As deep as the reader of whole bodies goes.
@@ -198,17 +199,6 @@ fn close(json: &[u8]) -> Option<Closed> {
         _ => None,
     });
     Some(Closed { json: closed, place: place.collect(), in_text: text_from.is_some() })
-}
-
-/// The place behind the closing quote of a string whose first byte is at `from`.
-fn end_of_string(json: &[u8], mut from: usize) -> Option<usize> {
-    loop {
-        let found = json.get(from..)?.iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
-        match json[from + found] {
-            b'"' => return Some(from + found + 1),
-            _ => from += found + 2,
-        }
-    }
 }
 
 /// How many bytes of an open string are whole: without half an escape, half a surrogate pair or half a character.

@@ -6,6 +6,7 @@ use super::body::BodyError;
 use super::conversation::{self, Conversation};
 use super::json::{self, Object};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 const FIELD: BodyError = BodyError::Field("input");
 
@@ -55,7 +56,8 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     conversation.tools = tools(body)?;
     conversation.cut = cut;
     // Unlike those of chat completions, these calls are not put in order by the API.
-    let calls = conversation.messages.iter_mut().flat_map(|message| message.tool_calls.iter_mut().flatten());
+    let messages = conversation.messages.iter_mut().map(Arc::make_mut);
+    let calls = messages.flat_map(|message| message.tool_calls.iter_mut().flatten());
     for function in calls.filter_map(|call| call.get_mut("function")?.as_object_mut()) {
         json::put_first(function, &["name", "arguments"]);
     }

@@ -4,7 +4,7 @@
 use super::Reason;
 use crate::{
     pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
-    prompt::Work,
+    prompt::Prompt,
     select::Choice,
     spop::{Actions, Scope},
     units::{RankId, TokenId},
@@ -87,10 +87,10 @@ pub struct Decision {
     pub state: State,
     /// The pool, where it is one of ours.
     pub pool: Option<Arc<Pool>>,
-    /// The prompt's tokens, where they are known.
-    pub tokens: Option<Vec<TokenId>>,
-    /// What was done to make them.
-    pub work: Work,
+    /// The prompt, where it is known.
+    pub prompt: Option<Arc<Prompt>>,
+    /// The prompt was made before, for an equal body.
+    pub is_repeat: bool,
     /// The candidates as they were scored; `None`: it did not come to that.
     pub choice: Option<Choice>,
     /// The rank chosen.
@@ -126,8 +126,8 @@ impl Decision {
             reason,
             state: State::LoadOnly,
             pool,
-            tokens: None,
-            work: Work::default(),
+            prompt: None,
+            is_repeat: false,
             choice: None,
             chosen: None,
             streams: Vec::new(),
@@ -137,11 +137,11 @@ impl Decision {
         }
     }
 
-    /// The record of a choice. `tokens` are the prompt's and how much of it, or why there are none.
+    /// The record of a choice. `prompt` is its prompt and how much of it, or why it is not known.
     #[must_use]
     pub fn chosen(
         pool: &Arc<Pool>,
-        tokens: Result<(Vec<TokenId>, Known), Reason>,
+        prompt: Result<(Arc<Prompt>, Known), Reason>,
         choice: Choice,
         streams: Vec<Stream>,
     ) -> Self {
@@ -154,7 +154,7 @@ impl Decision {
                 .find(|stream| stream.rank == terms.rank)
                 .map_or(RankState::NoEvents, |stream| stream.state),
         });
-        let reason = match (&tokens, chosen) {
+        let reason = match (&prompt, chosen) {
             (_, None) => Reason::NoReplica,
             (Err(reason), _) => *reason,
             (Ok((_, known)), Some(chosen)) => match (known, chosen.matched_tokens, chosen.history_tokens) {
@@ -169,13 +169,13 @@ impl Decision {
         Self {
             reason,
             state: State::of(
-                tokens.as_ref().ok().map(|(_, known)| *known),
+                prompt.as_ref().ok().map(|(_, known)| *known),
                 &streams,
                 chosen.is_some_and(|chosen| chosen.history_tokens > 0),
             ),
             pool: Some(Arc::clone(pool)),
-            tokens: tokens.ok().map(|(tokens, _)| tokens),
-            work: Work::default(),
+            prompt: prompt.ok().map(|(prompt, _)| prompt),
+            is_repeat: false,
             choice: Some(choice),
             chosen,
             streams,
@@ -183,6 +183,12 @@ impl Decision {
             ranks: Arc::default(),
             stages: Stages::default(),
         }
+    }
+
+    /// The prompt's tokens, where they are known.
+    #[must_use]
+    pub fn tokens(&self) -> Option<&[TokenId]> {
+        self.prompt.as_ref().map(|prompt| &prompt.tokens.ids[..])
     }
 
     /// The rank chosen, by the names that HAProxy and the engine know.
@@ -214,7 +220,7 @@ impl Decision {
             server = self.target().map(|target| &*target.server),
             reason = self.reason.as_str(),
             state = self.state.as_str(),
-            prompt_tokens = self.tokens.as_ref().map(Vec::len),
+            prompt_tokens = self.tokens().map(<[_]>::len),
             matched_tokens = self.chosen.map(|chosen| chosen.matched_tokens),
             history_tokens = self.chosen.map(|chosen| chosen.history_tokens),
             prompt_us = self.stages.prompt.as_micros() as u64,

@@ -5,6 +5,7 @@ use crate::{
     pool::{Rank, RankState, ServerView, Stream},
     replica::ServerState,
     select::{Excluded, Terms},
+    units::TokenId,
 };
 use serde::Serialize;
 
@@ -18,6 +19,8 @@ pub struct Explanation {
     /// Pieces of the text between added tokens, and how many of them were tokenized before.
     pieces: usize,
     reused_pieces: usize,
+    /// An equal body came before, and its prompt was still known: nothing was parsed, rendered or tokenized.
+    repeat: bool,
     /// Tokens per block on the chosen replica.
     block_size: Option<u32>,
     /// exact, degraded or load_only.
@@ -120,12 +123,14 @@ impl Decision {
             self.streams.iter().filter_map(|stream| stream.block_tokens.map(|size| (stream.rank, size)));
         let chosen_size =
             known.clone().find(|(rank, _)| self.chosen.is_some_and(|chosen| chosen.rank == *rank));
-        let ids = |tokens: &Vec<_>| tokens.iter().map(|token: &crate::units::TokenId| token.0).collect();
+        let work = self.prompt.as_ref().map(|prompt| prompt.tokens.work).unwrap_or_default();
+        let ids = |tokens: &[TokenId]| tokens.iter().map(|token| token.0).collect();
         Explanation {
-            prompt_tokens: self.tokens.as_ref().map(Vec::len),
-            text_bytes: self.work.text_bytes,
-            pieces: self.work.pieces,
-            reused_pieces: self.work.reused_pieces,
+            prompt_tokens: self.tokens().map(<[_]>::len),
+            text_bytes: work.text_bytes,
+            pieces: work.pieces,
+            reused_pieces: work.reused_pieces,
+            repeat: self.is_repeat,
             block_size: chosen_size.or_else(|| known.next()).map(|(_, size)| size),
             state: self.state,
             reason: self.reason.as_str(),
@@ -141,7 +146,7 @@ impl Decision {
                 lookup: self.stages.lookup.as_micros() as u64,
                 choice: self.stages.choice.as_micros() as u64,
             },
-            token_ids: self.tokens.as_ref().filter(|_| with_token_ids).map(ids),
+            token_ids: self.tokens().filter(|_| with_token_ids).map(ids),
         }
     }
 }

@@ -43,8 +43,8 @@ impl Router {
             if let Some(stats) = pool.model.cache_stats() {
                 metrics.token_cache_hits.absolute(stats.hits);
                 metrics.token_cache_misses.absolute(stats.misses);
-                metrics.token_cache_bytes.set(stats.bytes as f64);
             }
+            metrics.token_cache_bytes.set(pool.model.cache_bytes() as f64);
             metrics.nothing_matches.set(f64::from(u8::from(pool.nothing_matches())));
             let caches = pool.caches.read();
             metrics.index_bytes.set(caches.index.stats().bytes as f64);

@@ -16,7 +16,7 @@ pub use workers::{NotDone, Workers};
 use crate::{
     metrics::{PoolMetrics, RouteMetrics},
     pool::Pool,
-    prompt::Work,
+    prompt,
     request::{Endpoint, RoutingRequest, partial},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
@@ -58,15 +58,13 @@ pub struct UnknownPool(String);
 /// A prompt as far as the choice needs it.
 struct Prompt {
     /// What is looked up.
-    tokens: Vec<TokenId>,
+    made: Arc<prompt::Prompt>,
     /// What the choice and its booking count with: the tokens of all prompts of the request.
     total: usize,
     known: Known,
-    work: Work,
+    is_repeat: bool,
     parse: Duration,
     tokenize: Duration,
-    cache_salt: Option<String>,
-    model: Option<String>,
 }
 
 impl Router {
@@ -152,7 +150,7 @@ impl Router {
         if let Some(counter) = self.metrics.decisions.get(decision.reason.index()) {
             counter.increment(1);
         }
-        let (Some(tokens), Some(chosen)) = (&decision.tokens, decision.chosen) else { return };
+        let (Some(tokens), Some(chosen)) = (decision.tokens(), decision.chosen) else { return };
         self.metrics.prompt_tokens.increment(tokens.len() as u64);
         self.metrics.matched_tokens.increment(u64::from(chosen.matched_tokens));
         self.metrics.history_tokens.increment(u64::from(chosen.history_tokens));
@@ -231,29 +229,45 @@ struct Preparing {
 impl Preparing {
     fn run(&self) -> Result<Prompt, Reason> {
         let started = Instant::now();
+        let model = &self.pool.model;
+        let key = model.repeats().key(self.endpoint, &self.body).filter(|_| self.is_complete);
+        if let Some(made) = key.and_then(|key| model.repeats().get(key)) {
+            return Ok(self.prompt(made, true, started.elapsed(), Duration::ZERO));
+        }
         let ask = if self.is_complete {
-            self.pool.model.read(self.endpoint, &self.body)?
+            model.read(self.endpoint, &self.body)?
         } else {
             partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?
         };
         let parsed = Instant::now();
-        let tokens = self.pool.model.tokens(&ask, &|| Instant::now() >= self.until)?;
-        let known = match (tokens.is_whole, ask.identity_is_known) {
+        let tokens = model.tokens(&ask, &|| Instant::now() >= self.until)?;
+        let made = Arc::new(prompt::Prompt {
+            tokens,
+            identity_is_known: ask.identity_is_known,
+            model: ask.model,
+            cache_salt: ask.cache_salt,
+        });
+        if let Some(key) = key {
+            model.repeats().keep(key, &made);
+        }
+        Ok(self.prompt(made, false, parsed - started, parsed.elapsed()))
+    }
+
+    fn prompt(
+        &self,
+        made: Arc<prompt::Prompt>,
+        is_repeat: bool,
+        parse: Duration,
+        tokenize: Duration,
+    ) -> Prompt {
+        let tokens = &made.tokens;
+        let known = match (tokens.is_whole, made.identity_is_known) {
             (true, _) => Known::Whole,
             (false, true) => Known::Beginning,
             (false, false) => Known::Unsure,
         };
         let total = if tokens.is_whole { tokens.total } else { self.estimate(tokens.total) };
-        Ok(Prompt {
-            tokens: tokens.ids,
-            total,
-            known,
-            work: tokens.work,
-            parse: parsed - started,
-            tokenize: parsed.elapsed(),
-            cache_salt: ask.cache_salt,
-            model: ask.model,
-        })
+        Prompt { total, known, is_repeat, parse, tokenize, made }
     }
 
     /// The tokens of the whole prompt, by those that are known of it.
@@ -289,8 +303,9 @@ fn choose(
     let started = Instant::now();
     let (tokens, root, prompt_tokens) = match &prompt {
         Ok(prompt) => {
-            let root = pool.root(prompt.model.as_deref(), prompt.cache_salt.as_deref());
-            (Some(&prompt.tokens[..]), root, prompt.total)
+            let made = &prompt.made;
+            let root = pool.root(made.model.as_deref(), made.cache_salt.as_deref());
+            (Some(&made.tokens.ids[..]), root, prompt.total)
         }
         Err(_) => {
             let body_bytes = request.content_length.unwrap_or(request.body.len() as u64);
@@ -315,13 +330,13 @@ fn choose(
             scheduler.choose(&ask, &found.candidates, looked_up)
         }
     };
-    let made = prompt.as_ref().ok().map(|prompt| (prompt.work, prompt.parse, prompt.tokenize));
+    let made = prompt.as_ref().ok().map(|prompt| (prompt.is_repeat, prompt.parse, prompt.tokenize));
     let mut decision =
-        Decision::chosen(pool, prompt.map(|prompt| (prompt.tokens, prompt.known)), choice, found.streams);
+        Decision::chosen(pool, prompt.map(|prompt| (prompt.made, prompt.known)), choice, found.streams);
     decision.servers = found.servers;
     decision.ranks = found.ranks;
-    if let Some((work, parse, tokenize)) = made {
-        decision.work = work;
+    if let Some((is_repeat, parse, tokenize)) = made {
+        decision.is_repeat = is_repeat;
         decision.stages.parse = parse;
         decision.stages.tokenize = tokenize;
     }

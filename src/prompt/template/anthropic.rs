@@ -1,9 +1,10 @@
 //! What vLLM finds out about a chat template before it serves Anthropic's Messages with it.
 
 use super::{Sources, environment};
-use crate::request::conversation::{Conversation, Message, Part};
+use crate::request::conversation::{Conversation, Message};
 use minijinja::context;
 use serde_json::Map;
+use std::sync::Arc;
 
 /// What a template makes of what only Anthropic's API can say.
 #[derive(Clone, Copy, Debug)]
@@ -50,18 +51,8 @@ pub(super) fn disabled_effort(render: impl Fn(&Conversation) -> Option<String>) 
 }
 
 fn greeting(effort: &str) -> Conversation {
-    let message = Message {
-        role: "user".to_owned(),
-        content: vec![Part::Text { text: "Hi".to_owned(), extra: Map::new() }],
-        name: None,
-        tool_calls: None,
-        tool_call_id: None,
-        reasoning: None,
-        task: None,
-        tools: None,
-    };
     Conversation {
-        messages: vec![message],
+        messages: vec![Arc::new(Message::of_text("user", "Hi"))],
         tools: None,
         tools_not_to_be_used: false,
         template_arguments: Map::new(),

@@ -9,7 +9,7 @@ use crate::{
     prompt::error::PromptError,
     request::conversation::{Conversation, Cut, Message, Part},
 };
-use serde_json::Map;
+use std::sync::Arc;
 
 /// What may be added to a text that was cut; each begins otherwise than the others.
 const ENDS: [&str; 3] = ["Q", "R.\n</think>\n\nS", "\u{e000}"];
@@ -35,11 +35,12 @@ impl Templates {
                 ..conversation.clone()
             };
             if cut == Cut::InText {
-                let text = continued.messages.last_mut().and_then(|message| message.content.last_mut());
-                let Some(Part::Text { text, .. }) = text else { return Err(PromptError::NothingKnown) };
-                text.push_str(end);
+                let last = continued.messages.last_mut().map(Arc::make_mut);
+                let part = last.and_then(|message| message.content.last_mut());
+                let Some(Part::Text { text, .. }) = part else { return Err(PromptError::NothingKnown) };
+                *text = format!("{text}{end}").into();
             }
-            continued.messages.extend(next.iter().map(|role| message(role, end)));
+            continued.messages.extend(next.iter().map(|role| Arc::new(Message::of_text(role, end))));
             match self.render(&continued) {
                 Ok(text) => {
                     rendered += 1;
@@ -53,19 +54,6 @@ impl Templates {
             }
         }
         known.filter(|_| rendered > 1).ok_or(failed)
-    }
-}
-
-fn message(role: &str, text: &str) -> Message {
-    Message {
-        role: role.to_owned(),
-        content: vec![Part::Text { text: text.to_owned(), extra: Map::new() }],
-        name: None,
-        tool_calls: None,
-        tool_call_id: None,
-        reasoning: None,
-        task: None,
-        tools: None,
     }
 }
 

@@ -20,7 +20,8 @@ const RECURSION_LIMIT: usize = 200;
 pub(super) struct RaisedByTemplate;
 
 const RAISE_EXCEPTION: &str = "raise_exception";
-const STRFTIME_NOW: &str = "strftime_now";
+/// The function that tells the time. There is no other one.
+pub(super) const STRFTIME_NOW: &str = "strftime_now";
 
 /// The environment without what `transformers` adds to Jinja.
 pub(super) fn bare_environment() -> Result<Environment<'static>, Error> {

@@ -47,6 +47,7 @@ pub(super) struct Templates {
     special_tokens: Vec<(String, String)>,
     options: ModelOptions,
     anthropic: Anthropic,
+    depend_on_time: bool,
 }
 
 /// What is known about one template without running it.
@@ -77,11 +78,16 @@ impl Templates {
             environment.add_template_owned(name, source)?;
             Ok(Some(properties))
         };
+        let depend_on_time = [&sources.default, &sources.tool_use]
+            .into_iter()
+            .flatten()
+            .any(|source| source.contains(environment::STRFTIME_NOW));
         let default = add("default", sources.default)?;
         let tool_use = add("tool_use", sources.tool_use)?;
         let special_tokens = sources.special_tokens;
         let anthropic = Anthropic { wants_system_first, ..Anthropic::default() };
-        let mut templates = Self { environment, default, tool_use, special_tokens, options, anthropic };
+        let mut templates =
+            Self { environment, default, tool_use, special_tokens, options, anthropic, depend_on_time };
         templates.anthropic.disabled_effort =
             anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
         Ok(templates)
@@ -89,6 +95,11 @@ impl Templates {
 
     pub(super) fn options(&self) -> &ModelOptions {
         &self.options
+    }
+
+    /// Whether the same conversation has another text at another time.
+    pub(super) fn depend_on_time(&self) -> bool {
+        self.depend_on_time
     }
 
     /// The form in which the model's template expects content; `None` without a template.
@@ -211,8 +222,8 @@ fn mark_to_continue(content: &mut Content, template: &Properties) -> Result<Stri
     }
     match content {
         Content::Text(text) => {
-            let message = text.clone();
-            text.push_str(CONTINUE_TAG);
+            let message = text.to_string();
+            *text = format!("{message}{CONTINUE_TAG}").into();
             Ok(message)
         }
         Content::Parts(parts) => {

@@ -2,6 +2,7 @@
 
 use minijinja::Value;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// The value of some JSON. Objects behave like Python's dictionaries.
@@ -43,21 +44,7 @@ impl Object for Dict {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        let method = matches!(
-            key,
-            "items"
-                | "keys"
-                | "values"
-                | "get"
-                | "pop"
-                | "copy"
-                | "clear"
-                | "update"
-                | "setdefault"
-                | "popitem"
-                | "fromkeys"
-        );
-        if method { Some(Value::from_object(Method)) } else { self.0.get_value_by_str(key) }
+        method(key).or_else(|| self.0.get_value_by_str(key))
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
@@ -67,6 +54,53 @@ impl Object for Dict {
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
         self.0.enumerator_len()
     }
+}
+
+/// A dictionary of a few fields whose names are known: what a message is. It is made without a table.
+#[derive(Debug)]
+pub(in crate::prompt) struct Fields(pub(in crate::prompt) SmallVec<[(&'static str, Value); 4]>);
+
+impl Object for Fields {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Map
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.field(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        method(key).or_else(|| self.field(key))
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.0.iter().map(|(name, _)| Value::from(*name)).collect())
+    }
+}
+
+impl Fields {
+    fn field(&self, key: &str) -> Option<Value> {
+        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())
+    }
+}
+
+/// The method of that name that every dictionary has.
+fn method(key: &str) -> Option<Value> {
+    let is_one = matches!(
+        key,
+        "items"
+            | "keys"
+            | "values"
+            | "get"
+            | "pop"
+            | "copy"
+            | "clear"
+            | "update"
+            | "setdefault"
+            | "popitem"
+            | "fromkeys"
+    );
+    is_one.then(|| Value::from_object(Method))
 }
 
 /// A method that is not called: something that is true, has no fields and no stable text.

@@ -7,9 +7,8 @@ mod huggingface;
 mod pieces;
 mod probe;
 
-pub use cache::CacheStats;
-
 use super::error::PromptError;
+use crate::recent::CacheStats;
 use crate::units::TokenId;
 use cache::SegmentCache;
 use cut::Cutter;
@@ -53,7 +52,7 @@ impl Tokenizer {
         let added_tokens = parsed["added_tokens"].clone();
         let cached = Cutter::new(&parsed)
             .filter(|cutter| cache_bytes > 0 && probe::can_be_cut(&reference, cutter, &added_tokens))
-            .map(|cutter| Cached { cutter, segments: SegmentCache::new(cache_bytes, fastrand::u64(..)) });
+            .map(|cutter| Cached { cutter, segments: SegmentCache::new(cache_bytes) });
         // The reference is dropped where the fast one does: each takes hundreds of megabytes.
         let fast = Fast::from_json(parsed).ok().filter(|fast| probe::agrees(&reference, fast, &added_tokens));
         let backend: Box<dyn Tokenize> = match fast {
