@@ -31,10 +31,13 @@ pub(crate) struct Recent<V> {
     misses: AtomicU64,
 }
 
+/// Values with the bytes that they take.
+type Generation<V> = HashMap<Key, (V, usize)>;
+
 #[derive(Debug)]
 struct Shard<V> {
-    young: HashMap<Key, (V, usize)>,
-    old: HashMap<Key, (V, usize)>,
+    young: Generation<V>,
+    old: Generation<V>,
     young_bytes: usize,
     old_bytes: usize,
 }
@@ -84,7 +87,8 @@ impl<V: Clone> Recent<V> {
 
     /// The value of that name, if it is still here.
     pub(crate) fn get(&self, key: Key) -> Option<V> {
-        let found = self.shard(key).and_then(|shard| shard.lock().get(key, self.generation_bytes));
+        // What is pushed out is dropped after the lock is free: that takes its time.
+        let (found, _dropped) = self.shard(key)?.lock().get(key, self.generation_bytes);
         let counter = if found.is_some() { &self.hits } else { &self.misses };
         counter.fetch_add(1, Ordering::Relaxed);
         found
@@ -96,7 +100,6 @@ impl<V: Clone> Recent<V> {
         if bytes > self.generation_bytes / LARGEST_SHARE {
             return;
         }
-        // What is pushed out is dropped after the lock is free.
         let _dropped =
             self.shard(key).map(|shard| shard.lock().insert(key, (value, bytes), self.generation_bytes));
     }
@@ -125,25 +128,19 @@ impl<V> Default for Shard<V> {
 }
 
 impl<V: Clone> Shard<V> {
-    fn get(&mut self, key: Key, generation_bytes: usize) -> Option<V> {
+    /// The value, and what had to go for it to stay.
+    fn get(&mut self, key: Key, generation_bytes: usize) -> (Option<V>, Option<Generation<V>>) {
         if let Some((value, _)) = self.young.get(&key) {
-            return Some(value.clone());
+            return (Some(value.clone()), None);
         }
-        let entry = self.old.remove(&key)?;
+        let Some(entry) = self.old.remove(&key) else { return (None, None) };
         self.old_bytes -= entry.1;
         let value = entry.0.clone();
-        self.insert(key, entry, generation_bytes);
-        Some(value)
+        (Some(value), self.insert(key, entry, generation_bytes))
     }
 
     /// Returns what had to go.
-    #[must_use = "dropping it takes time"]
-    fn insert(
-        &mut self,
-        key: Key,
-        entry: (V, usize),
-        generation_bytes: usize,
-    ) -> Option<HashMap<Key, (V, usize)>> {
+    fn insert(&mut self, key: Key, entry: (V, usize), generation_bytes: usize) -> Option<Generation<V>> {
         let bytes = entry.1;
         let dropped = (self.young_bytes + bytes > generation_bytes).then(|| {
             self.old_bytes = std::mem::take(&mut self.young_bytes);

@@ -1,6 +1,9 @@
 //! A conversation → the messages as the chat template sees them (vLLM `parse_chat_messages` and what follows it).
 
-use super::template::{ContentFormat, values::{self, Fields}};
+use super::template::{
+    ContentFormat,
+    values::{self, Fields},
+};
 use crate::request::conversation::{Message, Part};
 use minijinja::value::Value;
 use serde_json::Map;

@@ -5,11 +5,14 @@
 use super::body::BodyError;
 use std::borrow::Cow;
 
-/// The fields of an object in their order: names, and values as they are written.
+/// A field: its name, and its value as it is written.
+pub(super) type Field<'j> = (Cow<'j, str>, &'j [u8]);
+
+/// The fields of an object in their order.
 ///
 /// # Errors
 /// The text is no object, or not JSON.
-pub(super) fn fields(json: &[u8]) -> Result<Vec<(Cow<'_, str>, &[u8])>, BodyError> {
+pub(super) fn fields(json: &[u8]) -> Result<Vec<Field<'_>>, BodyError> {
     let mut fields = Vec::new();
     let mut scan = Scan { json, at: 0 };
     scan.list(b'{', b'}', |scan| {
@@ -207,7 +210,17 @@ mod tests {
 
     #[test]
     fn what_is_no_list_of_parts_is_malformed() {
-        for text in ["", "{", "{}x", r#"{"a" 1}"#, r#"{"a": 1,}"#, r#"{"a": }"#, r#"{"a": 1 "b": 2}"#, r#"{a: 1}"#, r#"{"a": "b}"#] {
+        for text in [
+            "",
+            "{",
+            "{}x",
+            r#"{"a" 1}"#,
+            r#"{"a": 1,}"#,
+            r#"{"a": }"#,
+            r#"{"a": 1 "b": 2}"#,
+            r#"{a: 1}"#,
+            r#"{"a": "b}"#,
+        ] {
             assert!(fields(text.as_bytes()).is_err(), "{text}");
         }
         for text in ["[1,]", "[,1]", "[1 2]", "[1]]", r#"["\"]"#] {

@@ -20,7 +20,7 @@ use crate::{
     request::{Endpoint, RoutingRequest, partial},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
-    units::{RequestId, TokenId},
+    units::RequestId,
 };
 use bytes::Bytes;
 use std::{
