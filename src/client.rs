@@ -1,10 +1,24 @@
-//! A small HTTP/1.1 client for our own commands and for what engines tell: one request a connection.
+//! A small HTTP/1.1 client for our own commands, for what engines tell and for model hubs: one request a connection.
+
+mod access;
+mod tls;
+
+pub use access::{Access, AccessError};
+pub use tls::{Tls, TlsError};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, Response, body::Incoming, client::conn::http1, header};
+use hyper::{
+    Method, Response,
+    body::Incoming,
+    client::conn::http1,
+    header::{self, HeaderName, HeaderValue},
+};
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +31,9 @@ pub enum ClientError {
         /// Why not.
         source: std::io::Error,
     },
+    /// TLS is not set up.
+    #[error("TLS: {0}")]
+    NoTls(String),
     /// The request could not be sent or the answer not be read.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
@@ -37,12 +54,52 @@ pub struct Answer {
     pub body: Bytes,
 }
 
+/// What is sent.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The method.
+    pub method: Method,
+    /// Path and query.
+    pub target: &'a str,
+    /// The `Host`, where it is not the address.
+    pub host: Option<&'a str>,
+    /// Further headers.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The body; JSON, if there is any.
+    pub body: Bytes,
+}
+
+impl<'a> Request<'a> {
+    /// A GET without further headers.
+    #[must_use]
+    pub const fn get(target: &'a str) -> Self {
+        Self { method: Method::GET, target, host: None, headers: Vec::new(), body: Bytes::new() }
+    }
+}
+
+/// An answer of which the headers are there; the body streams.
+#[derive(Debug)]
+pub struct Answering(pub Response<Incoming>);
+
+impl Answering {
+    /// Reads it to its end, which must come within `max_bytes`.
+    ///
+    /// # Errors
+    /// [`ClientError::Body`].
+    pub async fn read(self, max_bytes: usize) -> Result<Answer, ClientError> {
+        let status = self.0.status().as_u16();
+        let body = Limited::new(self.0.into_body(), max_bytes).collect().await.map_err(ClientError::Body)?;
+        Ok(Answer { status, body: body.to_bytes() })
+    }
+}
+
 /// Sends a POST with a JSON body and reads the answer to its end.
 ///
 /// # Errors
 /// [`ClientError`]; an answer of any status is none.
 pub async fn post(addr: &str, target: &str, body: Bytes) -> Result<Answer, ClientError> {
-    read(send(addr, Method::POST, target, &[], body).await?).await
+    let request = Request { method: Method::POST, body, ..Request::get(target) };
+    exchange(addr, None, request).await?.read(usize::MAX).await
 }
 
 /// Sends a GET and reads the answer to its end.
@@ -50,51 +107,45 @@ pub async fn post(addr: &str, target: &str, body: Bytes) -> Result<Answer, Clien
 /// # Errors
 /// As [`post`].
 pub async fn get(addr: &str, target: &str) -> Result<Answer, ClientError> {
-    read(send(addr, Method::GET, target, &[], Bytes::new()).await?).await
+    exchange(addr, None, Request::get(target)).await?.read(usize::MAX).await
 }
 
-/// Sends a GET and reads no more than `max_bytes` of answer.
-///
-/// # Errors
-/// As [`post`], and [`ClientError::Body`].
-pub async fn get_within(addr: &str, target: &str, max_bytes: usize) -> Result<Answer, ClientError> {
-    let response = send(addr, Method::GET, target, &[], Bytes::new()).await?;
-    let status = response.status().as_u16();
-    let body = Limited::new(response.into_body(), max_bytes).collect().await.map_err(ClientError::Body)?;
-    Ok(Answer { status, body: body.to_bytes() })
-}
-
-/// Sends a request and returns the answer as soon as its headers are there; the body streams.
+/// Sends a request to an address, over TLS with a server of this name where given, and returns the answer as soon as its
+/// headers are there.
 ///
 /// # Errors
 /// As [`post`].
-pub async fn send(
+pub async fn exchange(
     addr: &str,
-    method: Method,
-    target: &str,
-    headers: &[(&str, &str)],
-    body: Bytes,
-) -> Result<Response<Incoming>, ClientError> {
-    let stream = TcpStream::connect(addr)
-        .await
-        .map_err(|source| ClientError::Connect { addr: addr.to_owned(), source })?;
+    tls: Option<(&Tls, &str)>,
+    request: Request<'_>,
+) -> Result<Answering, ClientError> {
+    let connect = |source| ClientError::Connect { addr: addr.to_owned(), source };
+    let stream = TcpStream::connect(addr).await.map_err(connect)?;
     // Small requests must not wait for an ACK.
     let _ = stream.set_nodelay(true);
+    match tls {
+        None => send(stream, addr, request).await,
+        Some((tls, name)) => send(tls.connect(name, stream).await.map_err(connect)?, addr, request).await,
+    }
+}
+
+async fn send(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    addr: &str,
+    request: Request<'_>,
+) -> Result<Answering, ClientError> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // It ends with the answer's body, or when the caller drops it.
     tokio::spawn(connection);
-    let mut request = Request::builder().method(method).uri(target).header(header::HOST, addr);
+    let Request { method, target, host, headers, body } = request;
+    let mut built =
+        hyper::Request::builder().method(method).uri(target).header(header::HOST, host.unwrap_or(addr));
     for (name, value) in headers {
-        request = request.header(*name, *value);
+        built = built.header(name, value);
     }
     if !body.is_empty() {
-        request = request.header(header::CONTENT_TYPE, "application/json");
+        built = built.header(header::CONTENT_TYPE, "application/json");
     }
-    Ok(sender.send_request(request.body(Full::new(body))?).await?)
-}
-
-async fn read(response: Response<Incoming>) -> Result<Answer, ClientError> {
-    let status = response.status().as_u16();
-    let body = response.into_body().collect().await?.to_bytes();
-    Ok(Answer { status, body })
+    Ok(Answering(sender.send_request(built.body(Full::new(body))?).await?))
 }

@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use support::eventually;
 use support::haproxy::{RUNTIME_SOCKET, for_each_binary};
 use support::http::{self, Connection};
-use support::road::{AgentProcess, POOL, Road, Setup};
+use support::road::{AgentProcess, POOL, Road, Setup, replica_args};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -244,6 +246,66 @@ fn a_file_of_replicas_is_followed() {
     });
 }
 
+/// A certificate authority, what it certified for `127.0.0.1`, and for a client; all in a directory.
+fn write_certificates(dir: &Path) {
+    let openssl = |args: &[&str]| {
+        let output = Command::new("openssl").args(args).current_dir(dir).output().expect("openssl runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let new = ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"];
+    let ca = ["-x509", "-subj", "/CN=test authority", "-keyout", "ca.key", "-out", "ca.pem"];
+    openssl(&[&new[..], &ca].concat());
+    for (name, extension) in
+        [("server", "subjectAltName=IP:127.0.0.1"), ("client", "extendedKeyUsage=clientAuth")]
+    {
+        let (key, pem) = (format!("{name}.key"), format!("{name}.pem"));
+        let signed =
+            ["-x509", "-CA", "ca.pem", "-CAkey", "ca.key", "-subj", "/CN=test", "-addext", extension];
+        let not_ca = ["-addext", "basicConstraints=critical,CA:FALSE", "-keyout", &key, "-out", &pem];
+        openssl(&[&new[..], &signed, &not_ca].concat());
+        let both = [&key, &pem].map(|file| std::fs::read_to_string(dir.join(file)).expect("written"));
+        std::fs::write(dir.join(format!("{name}.both")), both.concat()).expect("written");
+    }
+    std::fs::write(dir.join("api.key"), "sk-test\n").expect("written");
+}
+
+#[test]
+fn replicas_behind_tls_a_client_certificate_and_an_api_key_are_asked_with_the_pools_own() {
+    let certificates = tempfile::tempdir().expect("a directory");
+    let dir = certificates.path();
+    write_certificates(dir);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let replica = runtime.block_on(Replica::start(&replica_args(&[]))).expect("a replica");
+    // HAProxy is the engine's TLS: it wants our certificate, and for all but the requests of clients the key.
+    let tls = support::nobody();
+    let (cert, engine) = (dir.display(), replica.http_addr());
+    let servers = format!(
+        "    server s1 {tls} ssl verify required ca-file {cert}/ca.pem crt {cert}/client.both\n\
+         frontend engine\n    bind {tls} ssl crt {cert}/server.both ca-file {cert}/ca.pem verify required\n    \
+         http-request deny deny_status 401 unless METH_POST or {{ req.hdr(authorization) \"Bearer sk-test\" }}\n    \
+         default_backend engine\nbackend engine\n    server e {engine}\n"
+    );
+    let with = |lines: &str| {
+        let pool = format!(
+            "[pool.http]\nca_file = \"{cert}/ca.pem\"\ncert_file = \"{cert}/client.pem\"\n\
+             key_file = \"{cert}/client.key\"\n{lines}"
+        );
+        let setup = Setup { replicas: 0, pool: &pool, servers: Some(&servers), ..Setup::default() };
+        Road::set_up(&support::haproxy::binaries()[0], &setup)
+    };
+    let road = with(&format!("api_key_file = \"{cert}/api.key\"\n"));
+    wait_for_replica(&road, "s1", Some("exact"));
+    eventually("its load is known", || {
+        (road.agent.metric("kvspoa_engine_reports_total") > 0.0).then_some(())
+    });
+    let body = json!({ "messages": [{ "role": "user", "content": "Hello" }], "max_tokens": 1 });
+    assert_eq!(road.post(CHAT, &body).status(), 200);
+    drop(road);
+    let road = with("");
+    assert_eq!(replica_state(&road, "s1").as_deref(), Some("no_events"));
+    assert!(road.agent.said().contains("refuses our questions"), "{}", road.agent.said());
+}
+
 /// HAProxy's runtime socket as a test makes it: so many servers, whose addresses change with every generation.
 struct FakeRuntimeSocket {
     generation: Arc<AtomicU32>,
@@ -253,7 +315,7 @@ const SERVERS: u32 = 20;
 
 impl FakeRuntimeSocket {
     /// All servers have the same port.
-    fn start(path: &std::path::Path, port: u16) -> Self {
+    fn start(path: &Path, port: u16) -> Self {
         let listener = UnixListener::bind(path).expect("a socket");
         let generation = Arc::new(AtomicU32::new(0));
         let current = Arc::clone(&generation);

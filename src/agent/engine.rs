@@ -2,7 +2,6 @@
 
 use super::members::Members;
 use crate::{
-    client,
     config::HttpAddr,
     metrics::ReportMetrics,
     pool::Pool,
@@ -10,7 +9,10 @@ use crate::{
 };
 use bytes::Bytes;
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
@@ -37,6 +39,8 @@ pub(super) struct Engine {
     /// Whether its event endpoints are to be asked for.
     pub(super) ask_sources: bool,
     pub(super) poll: Duration,
+    /// Whether it was told already that our key is not accepted.
+    pub(super) told_unauthorized: AtomicBool,
 }
 
 impl Engine {
@@ -106,11 +110,35 @@ impl Engine {
         (status == 200).then(|| parse_engine_page(&String::from_utf8_lossy(&page)))
     }
 
+    /// Once each: without an answer to these questions much is known less well, and nothing else would show it.
+    fn complain_of(&self, status: u16) {
+        let is_refused = matches!(status, 401 | 403);
+        if is_refused && !self.told_unauthorized.swap(true, Ordering::Relaxed) {
+            let pool = &self.members.pool().backend;
+            let server = &self.server;
+            tracing::warn!(
+                pool,
+                server,
+                status,
+                "the replica refuses our questions: is http.api_key_file its key?"
+            );
+        }
+    }
+
     /// Status and body.
     async fn get(&self, target: &str) -> Option<(u16, Bytes)> {
-        let answer = timeout(PAGE_TIMEOUT, client::get_within(self.http.at.as_str(), target, MAX_PAGE_BYTES));
-        let answer = answer.await.ok()?.ok()?;
-        Some((answer.status, answer.body))
+        let asked = self.members.access().get(&self.http, target, MAX_PAGE_BYTES);
+        let answered = timeout(PAGE_TIMEOUT, asked).await.ok()?;
+        match answered {
+            Ok(answer) => {
+                self.complain_of(answer.status);
+                Some((answer.status, answer.body))
+            }
+            Err(error) => {
+                tracing::debug!(server = self.server, http = %self.http, %error, "no answer");
+                None
+            }
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Why the agent did not start.
 
 use crate::{
+    client::AccessError,
     config::{HostPort, Place},
     events::AddError,
     lifecycle::LogReceiverError,
@@ -44,6 +45,14 @@ pub enum AgentError {
         server: String,
         /// Why.
         source: AddError,
+    },
+    /// A pool's replicas can't be reached as configured.
+    #[error("pool {pool}: http")]
+    Access {
+        /// The pool.
+        pool: String,
+        /// Why.
+        source: AccessError,
     },
     /// There is no place for a replica.
     #[error("pool {pool}, server {server}")]

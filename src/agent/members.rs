@@ -5,6 +5,7 @@
 
 use super::{AgentError, engine::Engine};
 use crate::{
+    client::Access,
     config::{self, HttpAddr, Replica},
     events::{Feed, Subscriber},
     metrics::FeedLabels,
@@ -16,7 +17,7 @@ use std::{
     collections::{HashMap, HashSet},
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -41,6 +42,7 @@ pub(super) struct Members {
     pool: Arc<Pool>,
     /// The pool's place in the configuration.
     place: u16,
+    access: Access,
     common: Common,
     state: Mutex<State>,
 }
@@ -59,22 +61,29 @@ impl Members {
     /// The members of a pool that has none yet. Those that the configuration names join.
     ///
     /// # Errors
-    /// [`AgentError::Events`]: one of these cannot be subscribed to.
+    /// [`AgentError::Events`]: one of these cannot be subscribed to. [`AgentError::Access`].
     pub(super) fn start(
         pool: Arc<Pool>,
         place: u16,
         config: &config::Pool,
         common: Common,
     ) -> Result<Arc<Self>, AgentError> {
+        let access = Access::load(&config.http)
+            .map_err(|source| AgentError::Access { pool: config.backend.clone(), source })?;
         let membership = Membership::new(config);
         let state =
             State { membership, running: Vec::new(), followed: HashMap::new(), refused: HashSet::new() };
-        let members = Arc::new(Self { pool, place, common, state: Mutex::new(state) });
+        let members = Arc::new(Self { pool, place, access, common, state: Mutex::new(state) });
         members.change(|_| {}).map_or(Ok(members), Err)
     }
 
     pub(super) const fn pool(&self) -> &Arc<Pool> {
         &self.pool
+    }
+
+    /// How the replicas are reached.
+    pub(super) const fn access(&self) -> &Access {
+        &self.access
     }
 
     /// HAProxy told of its servers.
@@ -214,6 +223,7 @@ impl Members {
                     http,
                     ask_sources,
                     poll: self.common.engine_poll,
+                    told_unauthorized: AtomicBool::new(false),
                 };
                 self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(engine.follow()));
                 stop

@@ -12,6 +12,7 @@ pub use error::AgentError;
 
 use crate::{
     admin::Admin,
+    client::Access,
     config::{self, Config, PolicyName, ReplicaSource},
     events::{Subscriber, SubscriberConfig},
     hash::HashKey,
@@ -215,11 +216,15 @@ pub fn network_threads() -> usize {
 /// tokio resolves host names on blocking threads too.
 const SPARE_BLOCKING_THREADS: usize = 4;
 
-/// Checks what a configuration names without binding anything: the model directories.
+/// Checks what a configuration names without binding anything: model directories, certificates, keys.
 ///
 /// # Errors
-/// [`AgentError::Model`].
+/// [`AgentError::Model`], [`AgentError::Access`].
 pub fn check(config: &Config) -> Result<(), AgentError> {
+    for pool in &config.pools {
+        Access::load(&pool.http)
+            .map_err(|source| AgentError::Access { pool: pool.backend.clone(), source })?;
+    }
     load_pools(config, &HashKey::random()).map(|_| ())
 }
 

@@ -98,7 +98,10 @@ pub fn main() -> ExitCode {
         Err(error) => {
             eprintln!("kvspoa: {}", one_line(&error));
             let usage = error.chain().any(|e| {
-                e.is::<ConfigError>() || e.is::<crate::prompt::ModelError>() || e.is::<replay::ReplayError>()
+                e.is::<ConfigError>()
+                    || e.is::<crate::client::AccessError>()
+                    || e.is::<crate::prompt::ModelError>()
+                    || e.is::<replay::ReplayError>()
             });
             ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })
         }

@@ -10,7 +10,9 @@ mod values;
 
 pub use error::{ConfigError, Place};
 pub use raw::{DEFAULT_ADMIN, Overrides};
-pub use replicas::{EventPorts, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file};
+pub use replicas::{
+    EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
+};
 pub use values::{HostPort, HttpAddr, SocketAddr, Span};
 
 use crate::{lifecycle::LogListen, spop::ListenAddr};
@@ -131,6 +133,8 @@ pub struct Pool {
     pub replicas: Vec<Replica>,
     /// Where the KV events of engines are that cannot tell.
     pub event_ports: EventPorts,
+    /// How the replicas are reached by HTTP.
+    pub http: HttpAccess,
 }
 
 impl Config {
@@ -241,6 +245,7 @@ fn build_pool(
     }
     Ok(Pool {
         event_ports: EventPorts::from(&raw.events),
+        http: HttpAccess::build(raw.http, base).map_err(|(at, (key, why))| fail(at, key, why))?,
         backend: raw.backend.into_inner(),
         model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
         place: place.clone(),

@@ -238,9 +238,22 @@ pub(super) struct RawPool {
     #[serde(default)]
     pub(super) events: RawEvents,
     #[serde(default)]
+    pub(super) http: RawHttp,
+    #[serde(default)]
     pub(super) replica: Vec<RawReplica>,
     #[serde(default, rename = "override")]
     pub(super) overrides: Vec<RawReplica>,
+}
+
+#[derive(Deserialize, Debug, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawHttp {
+    pub(super) tls: Option<bool>,
+    pub(super) ca_file: Option<PathBuf>,
+    pub(super) cert_file: Option<Spanned<PathBuf>>,
+    pub(super) key_file: Option<Spanned<PathBuf>>,
+    pub(super) server_name: Option<String>,
+    pub(super) api_key_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Debug)]

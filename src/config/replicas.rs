@@ -1,12 +1,12 @@
 //! Where a pool's replicas come from: the file's list, a list of its own that is watched, or HAProxy.
 
 use super::{
-    raw::{RawEvents, RawReplica},
+    raw::{RawEvents, RawHttp, RawReplica},
     values::{Count, Endpoints, HttpAddr, Span},
 };
 use crate::events::Endpoint;
 use serde::Deserialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 /// The most ranks of one pool. The index can tell 16,384 apart, restarted ones included.
@@ -57,6 +57,47 @@ pub struct EventPorts {
     pub replay_offset: u16,
     /// Which rank of its machine a replica begins with.
     pub node_rank: NodeRank,
+}
+
+/// How a pool's replicas are reached by HTTP.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct HttpAccess {
+    /// Whether they speak TLS; absent: as HAProxy speaks to them, or as their addresses are written.
+    pub tls: Option<bool>,
+    /// The certificates of authorities that are trusted; absent: the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Our certificate, where replicas ask for one, and its key.
+    pub cert_file: Option<PathBuf>,
+    /// The key of `cert_file`.
+    pub key_file: Option<PathBuf>,
+    /// The name for which the replicas' certificates are; absent: the host that is connected to.
+    pub server_name: Option<String>,
+    /// A file with the engines' API key.
+    pub api_key_file: Option<PathBuf>,
+}
+
+impl HttpAccess {
+    pub(super) fn build(raw: RawHttp, base: &Path) -> Result<Self, (Span, Wrong)> {
+        let RawHttp { tls, ca_file, cert_file, key_file, server_name, api_key_file } = raw;
+        let alone = |file: &Spanned<PathBuf>, other: &str| {
+            (file.span(), ("http", format!("a certificate and its key go together: `{other}` is missing")))
+        };
+        match (&cert_file, &key_file) {
+            (Some(cert), None) => return Err(alone(cert, "key_file")),
+            (None, Some(key)) => return Err(alone(key, "cert_file")),
+            _ => {}
+        }
+        let at = |path: PathBuf| base.join(path);
+        let at_place = |path: Spanned<PathBuf>| base.join(path.into_inner());
+        Ok(Self {
+            tls,
+            ca_file: ca_file.map(at),
+            cert_file: cert_file.map(at_place),
+            key_file: key_file.map(at_place),
+            server_name,
+            api_key_file: api_key_file.map(at),
+        })
+    }
 }
 
 /// How the ranks of a machine are counted over several replicas.

@@ -132,6 +132,11 @@ fn a_mistake_names_file_line_and_key_in_one_line() {
         ("[haproxy]\nsocket = \"nowhere\"\n", ":2: socket: ", "not a socket"),
         ("[[pool]]\nbackend = \"b\"\n", ":2: backend: ", "no replicas"),
         (
+            "[[pool]]\nbackend = \"b\"\n[pool.http]\ncert_file = \"c\"\n[[pool.replica]]\nserver = \"s\"\n",
+            ":4: http: ",
+            "`key_file` is missing",
+        ),
+        (
             "[[pool]]\nbackend = \"b\"\nreplicas_file = \"r\"\n[[pool.replica]]\nserver = \"s\"\n",
             ":2: replicas_file: ",
             "lists its replicas itself",

@@ -1,6 +1,6 @@
 //! The demonstration's load: users who chat in turns, each turn carrying the whole conversation so far.
 
-use crate::client::{self, ClientError};
+use crate::client::{self, ClientError, Request};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::Method;
@@ -115,8 +115,12 @@ async fn ask(addr: &str, messages: &[Value]) -> Result<(Outcome, String), Failur
         "stream_options": { "include_usage": true },
     });
     let sent = Instant::now();
-    let response =
-        client::send(addr, Method::POST, "/v1/chat/completions", &[], Bytes::from(body.to_string())).await?;
+    let request = Request {
+        method: Method::POST,
+        body: Bytes::from(body.to_string()),
+        ..Request::get("/v1/chat/completions")
+    };
+    let response = client::exchange(addr, None, request).await?.0;
     if response.status() != 200 {
         return Err(Failure::Status(response.status().as_u16()));
     }

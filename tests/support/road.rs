@@ -44,6 +44,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) bufsize: usize,
     /// Whether HAProxy's log lines reach the agent.
     pub(crate) log: bool,
+    /// Lines of the agent's pool.
+    pub(crate) pool: &'a str,
     /// Lines of HAProxy's backend in place of the replicas' servers, of which the agent is told nothing then.
     pub(crate) servers: Option<&'a str>,
     /// What follows `server NAME` in HAProxy, from the number of the replica and its address.
@@ -76,6 +78,7 @@ impl Default for Setup<'_> {
             flags: &[],
             bufsize: BUFSIZE,
             log: true,
+            pool: "",
             servers: None,
             server: |_, address| address.to_string(),
             ready: true,
@@ -110,7 +113,7 @@ impl Road {
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let listed = if setup.servers.is_some() { &[][..] } else { &replicas };
-        let agent = AgentProcess::start(directory.path(), &pool(listed, feeds));
+        let agent = AgentProcess::start(directory.path(), &pool(setup.pool, listed, feeds));
         if setup.ready && setup.servers.is_none() {
             agent.wait_until_ready();
         }
@@ -179,8 +182,8 @@ fn haproxy_files(
 }
 
 /// The pool of these replicas, by where the agent hears each of them; without any, HAProxy's servers.
-fn pool(replicas: &[Replica], feeds: &[Feed]) -> String {
-    let mut text = format!("[[pool]]\nbackend = \"{POOL}\"\n");
+fn pool(lines: &str, replicas: &[Replica], feeds: &[Feed]) -> String {
+    let mut text = format!("[[pool]]\nbackend = \"{POOL}\"\n{lines}");
     for (number, (replica, Feed { events, replay, polled })) in (1..).zip(replicas.iter().zip(feeds)) {
         writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"").expect("a string");
         if *polled {
