@@ -279,6 +279,32 @@ fn cut_bodies_keep_their_affinity_when_what_names_their_cache_was_cut_off() {
     assert_cut_bodies_keep_their_affinity(Some("salt"), "beginning_no_overlap");
 }
 
+/// JSON that ends early in a body that is whole: a client's mistake, or a cut that nothing told.
+#[test]
+fn bodies_whose_json_ends_early_keep_their_affinity() {
+    for_each_binary(|haproxy| {
+        let road = Road::start(haproxy, 3, &[]);
+        let mut served = Vec::new();
+        for _ in 0..3 {
+            for number in 0..4 {
+                let text = format!("You are number {number}. {}", "the router writes ".repeat(300));
+                let body = json!({ "messages": [{ "role": "system", "content": text }] }).to_string();
+                let cut = &body.as_bytes()[..body.len() - 100];
+                let mut connection = Connection::open(road.http);
+                connection.send(&http::request("POST", CHAT, &[], cut));
+                let answer = connection.read().expect("an answer");
+                assert_eq!(answer.status(), 400, "the engine's own answer");
+                served.push(answer.header("x-served-by").expect("set by HAProxy").to_owned());
+                assert_no_load(&road);
+            }
+        }
+        assert_eq!(served[..4], served[4..8]);
+        assert_eq!(served[..4], served[8..]);
+        let reasons = road.agent.metric("kvspoa_decisions_total{reason=\"beginning_no_overlap\"}");
+        assert!(reasons >= 12.0, "{reasons}");
+    });
+}
+
 #[test]
 fn the_agent_stops_on_sigterm_and_nothing_fails() {
     for_each_binary(|haproxy| {

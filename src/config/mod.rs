@@ -5,11 +5,13 @@
 
 mod error;
 mod raw;
+mod rendering;
 mod replicas;
 mod values;
 
 pub use error::{ConfigError, Place};
 pub use raw::{DEFAULT_ADMIN, Overrides};
+pub use rendering::{ContentFormat, Rendering, UtcOffset};
 pub use replicas::{
     EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
 };
@@ -121,6 +123,8 @@ pub struct Pool {
     pub backend: String,
     /// The model directory; absent: the small model compiled in, for demonstrations.
     pub model_dir: Option<PathBuf>,
+    /// How the engines were told to make prompts.
+    pub rendering: Rendering,
     /// Where `model_dir`, or else the pool's name, stands in the file.
     pub place: Place,
     /// The LoRA adapters that clients may name as a model.
@@ -248,6 +252,7 @@ fn build_pool(
         http: HttpAccess::build(raw.http, base).map_err(|(at, (key, why))| fail(at, key, why))?,
         backend: raw.backend.into_inner(),
         model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
+        rendering: raw.prompt.at(base),
         place: place.clone(),
         adapters: raw.adapters,
         max_model_len: raw.max_model_len.map(|count| count.0 as u32),

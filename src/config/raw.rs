@@ -2,6 +2,7 @@
 
 use super::{
     PolicyName,
+    rendering::Rendering,
     replicas::NodeRank,
     values::{ByteSize, Count, Endpoints, HostPort, HttpAddr, SocketAddr, Time, from_text},
 };
@@ -231,6 +232,8 @@ impl Default for RawSelect {
 pub(super) struct RawPool {
     pub(super) backend: Spanned<String>,
     pub(super) model_dir: Option<Spanned<PathBuf>>,
+    #[serde(default)]
+    pub(super) prompt: Rendering,
     #[serde(default)]
     pub(super) adapters: Vec<String>,
     pub(super) max_model_len: Option<Count<1, 1_000_000_000>>,

@@ -214,3 +214,32 @@ fn the_examples_of_the_readme_are_valid() {
         parse(&format!("{socket}{example}\n{pool}")).expect(example);
     }
 }
+
+#[test]
+fn what_the_engines_were_told_of_prompts_has_vllms_names() {
+    let pool = |prompt: &str| {
+        let text = MINIMAL.replace("[[pool.replica]]", &format!("{prompt}\n[[pool.replica]]"));
+        parse(&text).map(|mut config| config.pools.remove(0).rendering)
+    };
+    assert_eq!(pool(""), Ok(Rendering::default()));
+    let all = pool(
+        r#"[pool.prompt]
+        chat_template = "new.jinja"
+        chat_template_content_format = "openai"
+        default_chat_template_kwargs = { enable_thinking = false, n = [1, 2.5] }
+        exclude_tools_when_tool_choice_none = true
+        system_start_date = "2026-03-05"
+        utc_offset = "+01:00""#,
+    )
+    .expect("valid");
+    assert_eq!(all.chat_template.as_deref(), Some(Path::new("/etc/kvspoa/new.jinja")));
+    assert_eq!(all.chat_template_content_format, ContentFormat::Openai);
+    let arguments = serde_json::Value::Object(all.default_chat_template_kwargs);
+    assert_eq!(arguments.to_string(), r#"{"enable_thinking":false,"n":[1,2.5]}"#);
+    assert!(all.exclude_tools_when_tool_choice_none);
+    assert_eq!(all.system_start_date.as_deref(), Some("2026-03-05"));
+    assert_eq!(all.utc_offset.seconds, 3600);
+    let error = pool("[pool.prompt]\nutc_offset = \"CET\"").expect_err("no offset");
+    assert!(error.contains("kvspoa.toml:9") && error.contains("+02:00"), "{error}");
+    assert!(pool("[pool.prompt]\nchat_templat = \"x\"").expect_err("a slip").contains("chat_templat"));
+}

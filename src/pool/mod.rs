@@ -31,7 +31,7 @@ use crate::{
     config,
     hash::HashKey,
     index::{Index, IndexConfig},
-    prompt::{Model, ModelError},
+    prompt::{Model, ModelError, ModelOptions},
     select::Scheduler,
     units::{RankId, SequenceHash, Tier},
 };
@@ -97,8 +97,8 @@ impl Pool {
         engine_poll: Duration,
     ) -> Result<Self, ModelError> {
         let model = match &pool.model_dir {
-            Some(dir) => Model::load(dir)?,
-            None => Model::embedded()?,
+            Some(dir) => Model::load_with(dir, ModelOptions::from(&pool.rendering))?,
+            None => Model::embedded_with(ModelOptions::from(&pool.rendering))?,
         };
         if let Some(renderer) = model.native_renderer() {
             tracing::warn!(
@@ -132,8 +132,14 @@ impl Pool {
     /// The longest prompt that an engine takes, in tokens.
     #[must_use]
     pub fn context_tokens(&self) -> u32 {
+        self.known_context().unwrap_or(USUAL_CONTEXT_TOKENS)
+    }
+
+    /// The same; `None` where nobody told.
+    #[must_use]
+    pub fn known_context(&self) -> Option<u32> {
         let told = || Some(self.told_context.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0);
-        self.configured_context.or_else(told).unwrap_or(USUAL_CONTEXT_TOKENS)
+        self.configured_context.or_else(told)
     }
 
     /// An engine told of its longest prompt (vLLM `max_model_len`). Of several the longest counts.

@@ -74,6 +74,9 @@ pub enum PromptError {
     /// Of a prompt whose end is not known, the beginning is not certain either.
     #[error("nothing of the prompt's beginning is certain")]
     NothingKnown,
+    /// The prompt is to be cut to the engine's context, whose length nobody told.
+    #[error("the prompt is cut to a context of unknown length")]
+    UnknownContext,
     /// The time was up before anything was tokenized.
     #[error("the time is up")]
     Late,
@@ -99,6 +102,7 @@ impl PromptError {
             Self::TooLarge => "prompt_too_large",
             Self::NothingToContinue => "nothing_to_continue",
             Self::NothingKnown => "nothing_known",
+            Self::UnknownContext => "unknown_context",
             Self::Late => "late",
             Self::Tokenizer => "tokenizer_failed",
             Self::Empty => "empty_prompt",

@@ -11,6 +11,11 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, ModelError> {
     std::fs::read(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
 }
 
+/// Reads a text that must be there.
+pub(super) fn read_text(path: &Path) -> Result<String, ModelError> {
+    std::fs::read_to_string(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
+}
+
 /// Reads what stands beside `tokenizer.json`. Of the sources of a template, later ones win:
 /// `chat_template.json`, `tokenizer_config.json`, `chat_template.jinja`.
 pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {

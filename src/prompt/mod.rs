@@ -85,8 +85,16 @@ impl Model {
     /// # Errors
     /// None in a build whose tests pass.
     pub fn embedded() -> Result<Self, ModelError> {
+        Self::embedded_with(ModelOptions::default())
+    }
+
+    /// The same for an engine that was started with options which change its prompts.
+    ///
+    /// # Errors
+    /// A template file of the options cannot be read or compiled.
+    pub fn embedded_with(options: ModelOptions) -> Result<Self, ModelError> {
         let dir = Path::new("(embedded)");
-        let options = ModelOptions { cache_bytes: 8 << 20, ..ModelOptions::default() };
+        let options = ModelOptions { cache_bytes: 8 << 20, ..options };
         let json = include_bytes!("tiny/tokenizer.json");
         let tokenizer = Tokenizer::load(json, options.cache_bytes / SEGMENTS_SHARE)
             .map_err(|detail| ModelError::Tokenizer { path: dir.join("tokenizer.json"), detail })?;
@@ -102,11 +110,15 @@ impl Model {
     fn assemble(
         name: String,
         dir: &Path,
-        sources: Sources,
+        mut sources: Sources,
         options: ModelOptions,
         tokenizer: Tokenizer,
     ) -> Result<Self, ModelError> {
         let cache_bytes = options.cache_bytes;
+        if let Some(path) = &options.template {
+            sources.default = Some(files::read_text(path)?);
+            sources.tool_use = None;
+        }
         let templates = Templates::compile(sources, options)
             .map_err(|error| ModelError::Template { path: dir.to_owned(), detail: error.to_string() })?;
         let repeats = if templates.depend_on_time() {
@@ -262,7 +274,9 @@ impl Model {
             return Err(PromptError::NothingKnown);
         }
         let before = tokens.ids.len();
-        truncation.apply(&mut tokens.ids);
+        if !truncation.apply(&mut tokens.ids) {
+            return Err(PromptError::UnknownContext);
+        }
         // Of several prompts the others are not kept, so their sum stays an upper bound.
         tokens.total -= before - tokens.ids.len();
         Ok(tokens)

@@ -1,12 +1,15 @@
 //! What is set for a model beside its files.
 
 use super::template::ContentFormat;
+use crate::config;
 use serde_json::{Map, Value};
-use std::time::SystemTime;
+use std::{path::PathBuf, time::SystemTime};
 
 /// How the engine was told to render (what `vllm serve` is given as options), and our own limits.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
+    /// `--chat-template`, a file; `None` for the model's own.
+    pub template: Option<PathBuf>,
     /// `--chat-template-content-format`; `None` for `auto`.
     pub content_format: Option<ContentFormat>,
     /// `--default-chat-template-kwargs`.
@@ -29,6 +32,7 @@ pub struct ModelOptions {
 impl Default for ModelOptions {
     fn default() -> Self {
         Self {
+            template: None,
             content_format: None,
             template_arguments: Map::new(),
             exclude_unused_tools: false,
@@ -37,6 +41,24 @@ impl Default for ModelOptions {
             max_rendered_bytes: 16 << 20,
             cache_bytes: 256 << 20,
             clock: SystemTime::now,
+        }
+    }
+}
+
+impl From<&config::Rendering> for ModelOptions {
+    fn from(rendering: &config::Rendering) -> Self {
+        Self {
+            template: rendering.chat_template.clone(),
+            content_format: match rendering.chat_template_content_format {
+                config::ContentFormat::Auto => None,
+                config::ContentFormat::String => Some(ContentFormat::Text),
+                config::ContentFormat::Openai => Some(ContentFormat::Parts),
+            },
+            template_arguments: rendering.default_chat_template_kwargs.clone(),
+            exclude_unused_tools: rendering.exclude_tools_when_tool_choice_none,
+            utc_offset_seconds: rendering.utc_offset.seconds,
+            start_date: rendering.system_start_date.clone(),
+            ..Self::default()
         }
     }
 }

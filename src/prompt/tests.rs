@@ -1,4 +1,5 @@
 use super::*;
+use crate::config;
 use crate::request::body::{Endpoint, parse};
 
 fn tokens(body: &str) -> Vec<TokenId> {
@@ -121,4 +122,34 @@ fn of_a_conversation_with_media_what_stands_before_them_counts() {
     assert!(!with_media.is_whole && !with_media.identity_is_known);
     let known = model.tokens(&with_media, &|| false).expect("tokens");
     assert!(text.ids.starts_with(&known.ids) && !known.is_whole);
+}
+
+#[test]
+fn what_the_engine_was_told_changes_the_prompt() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let template = dir.path().join("new.jinja");
+    let source =
+        "{% if tools %}tools {% endif %}{% for m in messages %}{{ m.content }}{% endfor %} {{ mood }}";
+    std::fs::write(&template, source).expect("a file");
+    let body = r#"{"messages": [{"role": "user", "content": "Hi"}], "tool_choice": "none",
+        "tools": [{"type": "function", "function": {"name": "f"}}]}"#;
+    let rendered = |rendering: &config::Rendering| {
+        let model = Model::embedded_with(ModelOptions::from(rendering)).expect("a model");
+        let PromptInput::Chat(conversation) =
+            parse(Endpoint::ChatCompletions, body.as_bytes()).expect("a body").prompt
+        else {
+            panic!("a conversation")
+        };
+        model.render(&conversation).expect("text")
+    };
+    let mut rendering = config::Rendering { chat_template: Some(template.clone()), ..Default::default() };
+    assert_eq!(rendered(&rendering), "tools Hi ");
+    rendering.exclude_tools_when_tool_choice_none = true;
+    rendering.default_chat_template_kwargs.insert("mood".to_owned(), "good".into());
+    assert_eq!(rendered(&rendering), "Hi good");
+    rendering.chat_template_content_format = config::ContentFormat::Openai;
+    assert_eq!(rendered(&rendering), "[{'type': 'text', 'text': 'Hi'}] good");
+    std::fs::remove_file(&template).expect("removed");
+    let error = Model::embedded_with(ModelOptions::from(&rendering)).expect_err("no template");
+    assert!(error.to_string().contains("new.jinja"), "{error}");
 }

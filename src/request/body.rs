@@ -117,13 +117,22 @@ pub enum PromptInput {
     Several(Vec<Self>),
 }
 
-/// The request's `truncate_prompt_tokens` and `truncation_side`.
+/// The request's `truncate_prompt_tokens` and `truncation_side`, or `truncation: auto` of `/v1/responses`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Truncation {
     /// How many tokens stay.
-    pub keep_tokens: usize,
+    pub limit: Limit,
     /// Whether the prompt's beginning or its end stays.
     pub keep: Keep,
+}
+
+/// How many tokens of a prompt stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// So many.
+    Tokens(usize),
+    /// As many as the engine's context takes, less so many.
+    ContextLess(usize),
 }
 
 /// The end of a prompt that survives truncation.
@@ -136,11 +145,31 @@ pub enum Keep {
 }
 
 impl Truncation {
-    /// Drops the tokens that the engine drops.
-    pub fn apply(&self, tokens: &mut Vec<TokenId>) {
+    /// Drops the tokens that the engine drops; `false` if it is not known how many stay.
+    #[must_use]
+    pub fn apply(&self, tokens: &mut Vec<TokenId>) -> bool {
+        let Limit::Tokens(count) = self.limit else { return false };
         match self.keep {
-            Keep::First => tokens.truncate(self.keep_tokens),
-            Keep::Last => drop(tokens.drain(..tokens.len().saturating_sub(self.keep_tokens))),
+            Keep::First => tokens.truncate(count),
+            Keep::Last => drop(tokens.drain(..tokens.len().saturating_sub(count))),
+        }
+        true
+    }
+}
+
+impl Ask {
+    /// Whether the prompt is cut by the length of the engine's context.
+    #[must_use]
+    pub fn goes_by_context(&self) -> bool {
+        self.truncation.is_some_and(|truncation| matches!(truncation.limit, Limit::ContextLess(_)))
+    }
+
+    /// Tells how long a prompt the engine takes, which some truncations go by.
+    pub fn set_context(&mut self, context_tokens: usize) {
+        if let Some(Truncation { limit, .. }) = &mut self.truncation
+            && let Limit::ContextLess(count) = *limit
+        {
+            *limit = Limit::Tokens(context_tokens.saturating_sub(count));
         }
     }
 }
@@ -151,7 +180,7 @@ pub enum BodyError {
     /// Not JSON, or nested too deep.
     #[error("the body is not JSON")]
     Malformed,
-    /// The body was cut off before anything of the prompt was certain.
+    /// The body ends early, or was cut off before anything of the prompt was certain.
     #[error("the body was cut off too early")]
     Cut,
     /// JSON, but not an object.
@@ -202,12 +231,12 @@ impl BodyError {
 /// Reads a whole body. The nesting depth is limited to 128.
 ///
 /// # Errors
-/// See [`BodyError`]; all of them mean "route by load".
+/// See [`BodyError`]; all of them mean "route by load", and [`BodyError::Cut`] that [`super::partial`] may find a beginning.
 pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
     match serde_json::from_slice(body) {
         Ok(Value::Object(body)) => read(endpoint, body),
         Ok(_) => Err(BodyError::NotAnObject),
-        Err(_) => Err(BodyError::Malformed),
+        Err(error) => Err(unreadable(&error)),
     }
 }
 
@@ -240,6 +269,11 @@ pub fn parse_seen(endpoint: Endpoint, body: &[u8], seen: &SeenMessages) -> Resul
 /// The only field that grows with a conversation.
 const MESSAGES: &str = "messages";
 
+/// JSON that ends early may be a body that was cut, though nothing said so.
+pub(super) fn unreadable(error: &serde_json::Error) -> BodyError {
+    if error.is_eof() { BodyError::Cut } else { BodyError::Malformed }
+}
+
 pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
     read_prompt(endpoint, body, |body| match endpoint {
         Endpoint::ChatCompletions => chat_prompt(body, conversation::parse),
@@ -261,14 +295,13 @@ pub(super) fn read_prompt(
         return Err(BodyError::Refused("an empty cache_salt"));
     }
     let prompt = prompt(&mut body)?;
-    let may_truncate = !matches!(endpoint, Endpoint::Responses | Endpoint::Messages);
     let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
     Ok(Ask {
         is_whole,
         identity_is_known: is_whole,
         model: json::take_text(&mut body, "model")?,
         prompt,
-        truncation: if may_truncate { truncation(&mut body)? } else { None },
+        truncation: truncation(&mut body, endpoint)?,
         cache_salt,
         max_tokens: max_tokens(&body, endpoint),
         stream: body.get("stream") == Some(&Value::Bool(true)),
@@ -372,9 +405,26 @@ fn token_ids(value: Value, field: &'static str) -> Result<Vec<TokenId>, BodyErro
     ids.iter().map(|value| id(value).ok_or(BodyError::Field(field))).collect()
 }
 
-/// `-1` keeps as many tokens as the model's context holds: a longer prompt is then cut in a way that is not known
-/// here, but any shorter one is left whole.
-fn truncation(body: &mut Object) -> Result<Option<Truncation>, BodyError> {
+/// `-1` keeps as many tokens as the context takes, less one for the answer if its length is told
+/// (`TokenizeParams.max_truncation_tokens`).
+fn truncation(body: &mut Object, endpoint: Endpoint) -> Result<Option<Truncation>, BodyError> {
+    let answer = usize::from(max_tokens(body, endpoint).is_some_and(|tokens| tokens > 0));
+    let context = Limit::ContextLess(answer);
+    match endpoint {
+        Endpoint::Messages => return Ok(None),
+        Endpoint::Responses => {
+            // What is told to be `null` is not `disabled`.
+            if body.get("truncation").is_some_and(Value::is_null) {
+                return Ok(Some(Truncation { limit: context, keep: Keep::Last }));
+            }
+            return match json::take_text(body, "truncation")?.as_deref() {
+                None | Some("disabled") => Ok(None),
+                Some("auto") => Ok(Some(Truncation { limit: context, keep: Keep::Last })),
+                Some(_) => Err(BodyError::Field("truncation")),
+            };
+        }
+        _ => {}
+    }
     let keep = match json::take_text(body, "truncation_side")?.as_deref() {
         None | Some("left") => Keep::Last,
         Some("right") => Keep::First,
@@ -382,10 +432,10 @@ fn truncation(body: &mut Object) -> Result<Option<Truncation>, BodyError> {
     };
     let Some(keep_tokens) = json::take(body, "truncate_prompt_tokens") else { return Ok(None) };
     match keep_tokens.as_i64() {
-        Some(-1) => Ok(None),
+        Some(-1) => Ok(Some(Truncation { limit: context, keep })),
         Some(0) => Err(BodyError::EmptyPrompt),
         Some(count) => usize::try_from(count)
-            .map(|keep_tokens| Some(Truncation { keep_tokens, keep }))
+            .map(|count| Some(Truncation { limit: Limit::Tokens(count), keep }))
             .map_err(|_| BodyError::Field("truncate_prompt_tokens")),
         None => Err(BodyError::Field("truncate_prompt_tokens")),
     }

@@ -92,12 +92,12 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
         Ok(Value::Object(body)) => body::read_prompt(endpoint, body, |body| {
             let forwarded = body::forwarded_tokens(body)?;
             let harmony = read(body)?;
-            // Of this format no ids are cut away.
+            // Of a chat in this format no ids are cut away.
             body.shift_remove("truncate_prompt_tokens");
             Ok(forwarded.map_or(PromptInput::Harmony(harmony), PromptInput::Tokens))
         }),
         Ok(_) => Err(BodyError::NotAnObject),
-        Err(_) => Err(BodyError::Malformed),
+        Err(error) => Err(body::unreadable(&error)),
     }
 }
 

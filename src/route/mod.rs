@@ -17,7 +17,7 @@ use crate::{
     metrics::{PoolMetrics, RouteMetrics},
     pool::Pool,
     prompt,
-    request::{Endpoint, RoutingRequest, partial},
+    request::{Endpoint, RoutingRequest, body::BodyError, partial},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
     units::RequestId,
@@ -59,6 +59,8 @@ pub struct UnknownPool(String);
 struct Prompt {
     /// What is looked up.
     made: Arc<prompt::Prompt>,
+    /// Whether the body was not cut.
+    is_whole_body: bool,
     /// What the choice and its booking count with: the tokens of all prompts of the request.
     total: usize,
     known: Known,
@@ -232,13 +234,21 @@ impl Preparing {
         let model = &self.pool.model;
         let key = model.repeats().key(self.endpoint, &self.body).filter(|_| self.is_complete);
         if let Some(made) = key.and_then(|key| model.repeats().get(key)) {
-            return Ok(self.prompt(made, true, started.elapsed(), Duration::ZERO));
+            return Ok(self.prompt(made, true, true, started.elapsed(), Duration::ZERO));
         }
-        let ask = if self.is_complete {
-            model.read(self.endpoint, &self.body)?
-        } else {
-            partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?
+        let whole = self.is_complete.then(|| model.read(self.endpoint, &self.body));
+        let (mut ask, is_whole_body) = match whole {
+            // A body may end early although nothing says so.
+            None | Some(Err(BodyError::Cut)) => {
+                (partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?, false)
+            }
+            Some(ask) => (ask?, true),
         };
+        // Engines may tell of another context later.
+        let keeps = is_whole_body && !ask.goes_by_context();
+        if let Some(context) = self.pool.known_context() {
+            ask.set_context(context as usize);
+        }
         let parsed = Instant::now();
         let tokens = model.tokens(&ask, &|| Instant::now() >= self.until)?;
         let made = Arc::new(prompt::Prompt {
@@ -247,16 +257,17 @@ impl Preparing {
             model: ask.model,
             cache_salt: ask.cache_salt,
         });
-        if let Some(key) = key {
+        if let Some(key) = key.filter(|_| keeps) {
             model.repeats().keep(key, &made);
         }
-        Ok(self.prompt(made, false, parsed - started, parsed.elapsed()))
+        Ok(self.prompt(made, false, is_whole_body, parsed - started, parsed.elapsed()))
     }
 
     fn prompt(
         &self,
         made: Arc<prompt::Prompt>,
         is_repeat: bool,
+        is_whole_body: bool,
         parse: Duration,
         tokenize: Duration,
     ) -> Prompt {
@@ -267,7 +278,7 @@ impl Preparing {
             (false, false) => Known::Unsure,
         };
         let total = if tokens.is_whole { tokens.total } else { self.estimate(tokens.total) };
-        Prompt { total, known, is_repeat, parse, tokenize, made }
+        Prompt { total, known, is_repeat, is_whole_body, parse, tokenize, made }
     }
 
     /// The tokens of the whole prompt, by those that are known of it.
@@ -316,7 +327,11 @@ fn choose(
     let looked_up = Instant::now();
     // Without an id the end would never be told: then nothing is booked.
     let book = book && request.id.is_some();
-    let beginning = || session_of_beginning(&request.body).filter(|_| !request.complete);
+    let is_cut = match &prompt {
+        Ok(prompt) => !prompt.is_whole_body,
+        Err(reason) => !request.complete || *reason == Reason::BodyCut,
+    };
+    let beginning = || session_of_beginning(&request.body).filter(|_| is_cut);
     let ask = Ask {
         id: request.id.unwrap_or(RequestId(0)),
         prompt: found.prompt,

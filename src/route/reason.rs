@@ -143,6 +143,7 @@ impl From<PromptError> for Reason {
             | PromptError::DateChanges
             | PromptError::TooLarge => Self::TemplateFailed,
             PromptError::NothingKnown => Self::BodyCut,
+            PromptError::UnknownContext => Self::BodyUnsupported,
             PromptError::Late => Self::Deadline,
             PromptError::Tokenizer => Self::TokenizerFailed,
             PromptError::Empty => Self::EmptyPrompt,

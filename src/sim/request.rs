@@ -103,7 +103,8 @@ impl Served {
         }
         let mut prompts = Vec::new();
         let mut choices = Vec::new();
-        for (at, ask) in asks.into_iter().enumerate() {
+        for (at, mut ask) in asks.into_iter().enumerate() {
+            ask.set_context(self.max_model_len);
             let tokens = self.model.tokens(&ask, &|| false)?.ids;
             let (length, finish_reason) =
                 self.answer_length(endpoint, &ask, tokens.len(), flag("ignore_eos"))?;

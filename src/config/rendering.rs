@@ -1,0 +1,88 @@
+//! How a pool's engines make prompts, as far as they were told by options: `[pool.prompt]`.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
+
+/// What `vllm serve` was given that changes its prompts. Each key has vLLM's own name.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rendering {
+    /// `--chat-template`, a file; absent: the model's own.
+    pub chat_template: Option<PathBuf>,
+    /// `--chat-template-content-format`.
+    pub chat_template_content_format: ContentFormat,
+    /// `--default-chat-template-kwargs`.
+    pub default_chat_template_kwargs: Map<String, Value>,
+    /// `--exclude-tools-when-tool-choice-none`.
+    pub exclude_tools_when_tool_choice_none: bool,
+    /// `VLLM_SYSTEM_START_DATE`, the date that gpt-oss is told; absent: the day's.
+    pub system_start_date: Option<String>,
+    /// The time zone of the engines' clocks, for templates that print the date.
+    pub utc_offset: UtcOffset,
+}
+
+/// `auto`, `string` or `openai`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContentFormat {
+    /// As the template shows by what it does with a message's content.
+    #[default]
+    Auto,
+    /// One text.
+    String,
+    /// A list of parts.
+    Openai,
+}
+
+/// A distance from UTC: `+02:00`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(try_from = "String")]
+pub struct UtcOffset {
+    /// Seconds east of UTC.
+    pub seconds: i32,
+}
+
+impl TryFrom<String> for UtcOffset {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no distance from UTC: use hours and minutes, as in \"+02:00\"");
+        let sign = match text.as_bytes().first() {
+            Some(b'+') => 1,
+            Some(b'-') => -1,
+            _ => return Err(wrong()),
+        };
+        let (hours, minutes) = text.get(1..).and_then(|rest| rest.split_once(':')).ok_or_else(wrong)?;
+        let number = |digits: &str, most: i32| {
+            let digits = Some(digits).filter(|d| d.len() == 2 && d.bytes().all(|b| b.is_ascii_digit()))?;
+            digits.parse::<i32>().ok().filter(|number| *number <= most)
+        };
+        let (hours, minutes) = number(hours, 14).zip(number(minutes, 59)).ok_or_else(wrong)?;
+        Ok(Self { seconds: sign * (hours * 3600 + minutes * 60) })
+    }
+}
+
+impl Rendering {
+    /// Takes paths as relative to `base`.
+    #[must_use]
+    pub(super) fn at(mut self, base: &Path) -> Self {
+        self.chat_template = self.chat_template.map(|path| base.join(path));
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_zone_is_hours_and_minutes() {
+        let seconds = |text: &str| UtcOffset::try_from(text.to_owned()).ok().map(|offset| offset.seconds);
+        assert_eq!(seconds("+02:00"), Some(7200));
+        assert_eq!(seconds("-09:30"), Some(-34_200));
+        for wrong in ["", "2", "02:00", "+2:00", "+02:60", "+15:00", "+02", "+0a:00", "+é:00"] {
+            assert_eq!(seconds(wrong), None, "{wrong}");
+        }
+    }
+}
