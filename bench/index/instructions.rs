@@ -1,12 +1,12 @@
 //! What `scripts/instructions` counts: each function of `counted` runs once under callgrind, which counts the
 //! instructions within it. Prints over how many units of work each count is to be spread.
 
-use kvspoa_bench_index::events::{Batch, Groups, KvEvent};
-use kvspoa_bench_index::hash::HashKey;
-use kvspoa_bench_index::index::{Index, IndexConfig, Overlaps};
-use kvspoa_bench_index::units::{EngineHash, RankId, SequenceHash, Tier, TokenId};
-use kvspoa_bench_index::wire::{self, Payload};
-use kvspoa_bench_index::workload::{BLOCK_TOKENS, Shape, Workload, long_prompts, short_prompts};
+use kvspoa::events::{Batch, Groups, KvEvent};
+use kvspoa::hash::HashKey;
+use kvspoa::index::{Index, IndexConfig, Overlaps};
+use kvspoa::units::{EngineHash, RankId, SequenceHash, Tier, TokenId};
+use kvspoa::wire::{self, Payload};
+use kvspoa::workload::{BLOCK_TOKENS, Shape, Workload, long_prompts, short_prompts};
 
 const RANKS: u16 = 8;
 

@@ -4,8 +4,8 @@ use crate::measure::{Quantiles, Stopwatch};
 use crate::subject::{Prompt, Subject};
 use kv_index::{ChainBlockMap, ChainIndex, ContentHash, StoredBlock};
 use kv_index::{SequenceHash as ChainHash, compute_content_hash, compute_request_content_hashes};
-use kvspoa_bench_index::units::{BlockHash, TokenId};
-use kvspoa_bench_index::workload::{BLOCK_TOKENS, Workload};
+use kvspoa::units::{BlockHash, TokenId};
+use kvspoa::workload::{BLOCK_TOKENS, Workload};
 
 pub struct Chain {
     index: ChainIndex,

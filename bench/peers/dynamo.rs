@@ -10,10 +10,10 @@ use dynamo_kv_router::protocols::{
     compute_block_hash_for_seq, compute_seq_hash_for_block,
 };
 use dynamo_kv_router::zmq_wire::{ZmqEventNormalizer, decode_event_batch};
-use kvspoa_bench_index::events::Stored;
-use kvspoa_bench_index::units::{BlockHash, RankId, TokenId};
-use kvspoa_bench_index::wire::Payload;
-use kvspoa_bench_index::workload::{BLOCK_TOKENS, Workload};
+use kvspoa::events::Stored;
+use kvspoa::units::{BlockHash, RankId, TokenId};
+use kvspoa::wire::Payload;
+use kvspoa::workload::{BLOCK_TOKENS, Workload};
 use std::hint::black_box;
 use tokio::runtime::{Builder, Runtime};
 

@@ -2,12 +2,12 @@
 
 use crate::measure::{Quantiles, Stopwatch};
 use crate::subject::{Prompt, Subject};
-use kvspoa_bench_index::events::{Batch, Groups, KvEvent};
-use kvspoa_bench_index::hash::HashKey;
-use kvspoa_bench_index::index::{Index, IndexConfig, Overlaps};
-use kvspoa_bench_index::units::{BlockHash, RankId, SequenceHash, TokenId};
-use kvspoa_bench_index::wire::Payload;
-use kvspoa_bench_index::workload::{BLOCK_TOKENS, Workload};
+use kvspoa::events::{Batch, Groups, KvEvent};
+use kvspoa::hash::HashKey;
+use kvspoa::index::{Index, IndexConfig, Overlaps};
+use kvspoa::units::{BlockHash, RankId, SequenceHash, TokenId};
+use kvspoa::wire::Payload;
+use kvspoa::workload::{BLOCK_TOKENS, Workload};
 use std::hint::black_box;
 use std::sync::LazyLock;
 

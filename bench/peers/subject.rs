@@ -1,9 +1,9 @@
 //! What is measured of every index.
 
 use crate::measure::{Quantiles, Stopwatch};
-use kvspoa_bench_index::units::{BlockHash, TokenId};
-use kvspoa_bench_index::wire::Payload;
-use kvspoa_bench_index::workload::Workload;
+use kvspoa::units::{BlockHash, TokenId};
+use kvspoa::wire::Payload;
+use kvspoa::workload::Workload;
 
 /// One of our prompts in the forms that the indexes take.
 #[derive(Debug)]

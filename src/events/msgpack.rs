@@ -203,36 +203,29 @@ impl<'a> Cursor<'a> {
     /// the encodings of real vocabularies are tried first.
     pub(super) fn tokens_into(&mut self, tokens: &mut Vec<TokenId>) -> Result<(), Fault> {
         let count = self.array()?;
-        tokens.clear();
-        tokens.reserve(count);
         let mut rest = self.rest;
-        for _ in 0..count {
-            let token = match *rest {
+        let mut fault = None;
+        let read = |_| {
+            if let Some([tag, bytes @ ..]) = rest.first_chunk::<5>() {
                 // Two or four bytes, without a branch that depends on which: vocabularies mix both at random.
-                [tag @ (0xcd | 0xce), a, b, c, d, ..] => {
-                    let wide = tag == 0xce;
-                    rest = rest.get(if wide { 5 } else { 3 }..).unwrap_or_default();
-                    u32::from_be_bytes([a, b, c, d]) >> if wide { 0 } else { 16 }
+                let wide = tag.wrapping_sub(0xcd);
+                if wide < 2 {
+                    rest = &rest[3 + 2 * usize::from(wide)..];
+                    return TokenId(u32::from_be_bytes(*bytes) >> (16 * (1 - wide)));
                 }
-                [tag @ 0x00..=0x7f, ref tail @ ..] => {
-                    rest = tail;
-                    u32::from(tag)
-                }
-                [0xcc, a, ref tail @ ..] => {
-                    rest = tail;
-                    u32::from(a)
-                }
-                _ => {
-                    let mut cursor = Cursor::new(rest);
-                    let token = u32::try_from(cursor.uint()?).map_err(|_| Fault::Type)?;
-                    rest = cursor.rest;
-                    token
-                }
-            };
-            tokens.push(TokenId(token));
-        }
+            }
+            let mut cursor = Cursor { rest };
+            let token = cursor.uint().and_then(|token| u32::try_from(token).map_err(|_| Fault::Type));
+            rest = cursor.rest;
+            TokenId(token.unwrap_or_else(|reason| {
+                fault.get_or_insert(reason);
+                0
+            }))
+        };
+        tokens.clear();
+        tokens.extend((0..count).map(read));
         self.rest = rest;
-        Ok(())
+        fault.map_or(Ok(()), Err)
     }
 
     /// Passes over one value of any type and depth, without recursion.

@@ -6,13 +6,13 @@
 //! one.
 
 use super::lanes::LaneId;
-use super::runs::{BlockRef, RunId, Runs};
+use super::runs::{BlockRef, Runs, Span};
 use super::slot::Slot;
 use super::stats::Applied;
 use super::waiting::Link;
 use crate::events::{KvEvent, Stored};
 use crate::hash::HashKey;
-use crate::units::{BlockHash, EngineHash, Tier};
+use crate::units::{BlockHash, EngineHash, SequenceHash, Tier};
 use std::{iter, mem};
 
 /// Limits of one rank's tables.
@@ -33,18 +33,16 @@ pub(super) struct Change<'a> {
     pub(super) now: u32,
     pub(super) limits: Limits,
     pub(super) applied: Applied,
-    /// The blocks of the store at hand; kept to be used again.
-    pub(super) placed: Vec<BlockRef>,
+    pub(super) scratch: Scratch,
 }
 
-/// Blocks of one run that are to be held, in one go.
-#[derive(Clone, Copy, Debug, Default)]
-struct Span {
-    run: RunId,
-    from: usize,
-    to: usize,
-    /// New entries of the engine map that refer to the run.
-    entries: u32,
+/// Memory for the store at hand, kept to be used again.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Its blocks' sequence hashes.
+    hashes: Vec<SequenceHash>,
+    /// Where its blocks are.
+    placed: Vec<Span>,
 }
 
 /// Copies that a store adds to a block that is held already.
@@ -58,8 +56,8 @@ enum Copies {
 
 impl<'a> Change<'a> {
     pub(super) fn new(runs: &'a mut Runs, slot: &'a mut Slot, id: u16, key: &'a HashKey) -> Self {
-        let (now, limits, applied, placed) = (0, Limits::default(), Applied::default(), Vec::new());
-        Self { runs, slot, id, key, now, limits, applied, placed }
+        let (now, limits, applied) = (0, Limits::default(), Applied::default());
+        Self { runs, slot, id, key, now, limits, applied, scratch: Scratch::default() }
     }
 }
 
@@ -135,7 +133,7 @@ impl Change<'_> {
     fn place<'s>(&mut self, stored: &Stored<'s>) -> Option<&'s [EngineHash]> {
         let (mut names, mut blocks) = (stored.engine_hashes, stored.block_hashes);
         let (mut at, mut before) = (None, stored.root);
-        self.placed.clear();
+        self.scratch.placed.clear();
         if let Some(parent) = stored.parent {
             at = self.block(parent);
             if at.is_none() {
@@ -147,18 +145,20 @@ impl Change<'_> {
                 }
                 (names, blocks) = (&names[known..], &blocks[known..]);
                 at = self.block(*names.first()?);
-                self.placed.extend(at);
+                self.scratch.placed.extend(at.map(Span::of));
+                blocks = &blocks[1..];
             }
             before = self.runs.hash(at?);
         }
-        for (index, block) in blocks.iter().enumerate().skip(self.placed.len()) {
+        let Scratch { hashes, placed } = &mut self.scratch;
+        hashes.clear();
+        hashes.extend(blocks.iter().map(|block| {
             before = self.key.chain(before, *block);
-            at = self.runs.place(at, before, blocks.len() - index - 1);
-            let Some(block) = at else {
-                self.drop_blocks((blocks.len() - index) as u64);
-                break;
-            };
-            self.placed.push(block);
+            before
+        }));
+        let refused = self.runs.place_all(at, hashes, placed);
+        if refused > 0 {
+            self.drop_blocks(refused as u64);
         }
         Some(names)
     }
@@ -166,52 +166,42 @@ impl Change<'_> {
     /// Names the `placed` blocks and holds them in the GPU tier. A loop of its own, with little in it: each block
     /// costs a look into a large table, and the processor waits for several at a time where they stand close together.
     fn locate(&mut self, names: &[EngineHash], copies: Copies) {
-        let placed = mem::take(&mut self.placed);
+        let placed = mem::take(&mut self.scratch.placed);
         let lane = LaneId::new(Tier::Gpu, self.id);
-        let mut span = Span::default();
+        let mut names = names.iter();
         let mut reused = Vec::new();
-        for (name, block) in names.iter().zip(&placed) {
-            if span.to == block.offset() && span.run == block.run() {
-                span.to += 1;
-            } else {
-                self.flush(span);
-                span = Span { run: block.run(), from: block.offset(), to: block.offset() + 1, entries: 0 };
-            }
-            match self.slot.engine.insert(name.0, block.0) {
-                None => span.entries += 1,
-                Some(old) if old == block.0 => {
-                    if self.runs.holds(*block, lane) {
-                        self.add_copies(*name, Tier::Gpu, 1, copies);
+        for span in &placed {
+            // Entries of the engine map that did not refer to the run before.
+            let mut entries = 0;
+            for (block, name) in span.blocks().zip(&mut names) {
+                match self.slot.engine.insert(name.0, block.0) {
+                    None => entries += 1,
+                    Some(old) if old == block.0 => {
+                        if self.runs.holds(block, lane) {
+                            self.add_copies(*name, Tier::Gpu, 1, copies);
+                        }
+                    }
+                    Some(old) => {
+                        entries += 1;
+                        reused.push((*name, BlockRef(old)));
                     }
                 }
-                Some(old) => {
-                    span.entries += 1;
-                    reused.push((*name, BlockRef(old)));
-                }
             }
+            self.runs.refer(span.run(), entries);
+            let added = self.runs.hold(*span, lane, self.now) as u64;
+            self.applied.stored += added;
+            self.slot.blocks[Tier::Gpu.index()] += added;
         }
-        self.flush(span);
         // Not before all blocks are referred to: what only the old block kept may be what the new ones stand on.
         for (name, old) in reused {
             self.forget_reused(name, old);
         }
-        self.placed = placed;
-    }
-
-    fn flush(&mut self, span: Span) {
-        if span.to > span.from {
-            self.runs.refer(span.run, span.entries);
-            let lane = LaneId::new(Tier::Gpu, self.id);
-            let added = self.runs.hold(span.run, lane, span.from, span.to, self.now) as u64;
-            self.applied.stored += added;
-            self.slot.blocks[Tier::Gpu.index()] += added;
-        }
+        self.scratch.placed = placed;
     }
 
     /// Holds copies of one known block in a tier.
     fn hold(&mut self, hash: EngineHash, block: BlockRef, tier: Tier, count: u32, copies: Copies) {
-        let offset = block.offset();
-        let added = self.runs.hold(block.run(), LaneId::new(tier, self.id), offset, offset + 1, self.now);
+        let added = self.runs.hold(Span::of(block), LaneId::new(tier, self.id), self.now);
         if added == 0 {
             self.add_copies(hash, tier, count, copies);
             return;
@@ -350,7 +340,7 @@ impl Change<'_> {
 
     pub(super) fn forget(&mut self, hash: EngineHash, block: BlockRef) {
         self.slot.engine.remove(hash.0);
-        self.runs.forget(block.run());
+        self.runs.forget(block.run(), 1);
     }
 
     /// `hash` names another block now: the engine gave the old one up without telling.
@@ -363,7 +353,7 @@ impl Change<'_> {
                 self.slot.blocks[tier.index()] -= 1;
             }
         }
-        self.runs.forget(old.run());
+        self.runs.forget(old.run(), 1);
     }
 
     fn drop_blocks(&mut self, count: u64) {

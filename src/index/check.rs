@@ -3,6 +3,7 @@
 use super::lanes::LaneId;
 use super::runs::BlockRef;
 use super::slot::Slot;
+use super::sweep::Sweep;
 use super::{Index, NO_RANK};
 use crate::units::{EngineHash, Tier};
 use std::collections::HashSet;
@@ -11,7 +12,8 @@ impl Index {
     /// Panics unless every part of the index agrees with every other. Slow; debug builds only.
     pub fn check_invariants(&self) {
         let entries = self.slots.iter().flatten().flat_map(|slot| slot.engine.iter());
-        self.runs.check(entries.map(|entry| BlockRef(entry.value())));
+        let swept = self.sweep.iter().flat_map(Sweep::pending);
+        self.runs.check(entries.map(|entry| BlockRef(entry.value)).chain(swept));
         for (id, slot) in self.slots.iter().enumerate() {
             let Some(slot) = slot else {
                 assert!(self.free_slots.contains(&(id as u16)));
@@ -37,7 +39,7 @@ impl Index {
         let ghosts: HashSet<EngineHash> = slot.ghosts.iter().copied().collect();
         let mut named = HashSet::new();
         for entry in slot.engine.iter() {
-            let (hash, block) = (EngineHash(entry.key()), BlockRef(entry.value()));
+            let (hash, block) = (EngineHash(entry.key), BlockRef(entry.value));
             assert!(!slot.waiting.is_linked(hash), "a block both waits and has its place");
             assert!(self.runs.holds_any(block, id) || ghosts.contains(&hash), "an entry that names nothing");
             named.insert(block.0);

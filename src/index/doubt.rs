@@ -189,8 +189,8 @@ impl Change<'_> {
                 if !names.is_empty() {
                     Some(Unfinished::Clear { names, shard })
                 } else if shard < SHARDS {
-                    let entries = self.slot.engine.shard(shard).iter();
-                    names.extend(entries.map(|entry| EngineHash(entry.key())));
+                    let entries = self.slot.engine.shard(shard);
+                    names.extend(entries.iter().map(|entry| EngineHash(entry.key)));
                     Some(Unfinished::Clear { names, shard: shard + 1 })
                 } else {
                     None

@@ -1,36 +1,227 @@
-//! A map from 64-bit hashes to 32-bit references, in 12 bytes an entry, that never stops for long.
+//! A map from 64-bit hashes to 32-bit references that waits for memory once a look-up and never stops for long.
+//!
+//! Five entries, twelve bytes each, share a bucket of one cache line. What finds its bucket full stands in one of the
+//! next, and the buckets that it passed count it, so that a look-up knows where to end. Every look-up of an index whose
+//! tables do not fit into the processor's caches costs as much as the lines that it touches; tables with their tags
+//! apart touch two.
 
 use crate::hash::fold;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as TableEntry;
 
 /// Independent sub-tables. Growing a table moves all its entries at once: with 64 that is 30,000 entries (a fraction
 /// of a millisecond) in a map of two million.
 pub(super) const SHARDS: usize = 64;
 
-/// Twelve bytes instead of sixteen: the key in halves, so that the entry needs no 8-byte alignment.
+/// Entries that fit into one cache line.
+const SLOTS: usize = 5;
+
+/// One entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    key: [u32; 2],
-    value: u32,
+    pub(super) key: u64,
+    pub(super) value: u32,
 }
 
-impl Entry {
-    fn new(key: u64, value: u32) -> Self {
-        Self { key: [key as u32, (key >> 32) as u32], value }
+/// Entries that share a cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Bucket {
+    keys: [u64; SLOTS],
+    values: [u32; SLOTS],
+    /// Five bits of each key's hash: mostly they tell that it is none of these without a look at the keys.
+    tags: Tags,
+}
+
+/// From the lowest bit on: five tags, 0 where there is no entry; the number of entries; and how many entries found the
+/// bucket full and stand behind it. Once at its greatest value, that count stays there.
+#[derive(Clone, Copy, Debug)]
+struct Tags(u32);
+
+impl Tags {
+    const BITS: u32 = 5;
+    /// The lowest bit of each tag.
+    const ONES: u32 = 0x0010_8421;
+    const LEN: u32 = Self::BITS * SLOTS as u32;
+    const PASSED: u32 = Self::LEN + 3;
+    const MOST_PASSED: u32 = u32::MAX >> Self::PASSED;
+
+    fn len(self) -> usize {
+        (self.0 >> Self::LEN & 7) as usize
     }
 
-    pub(super) fn key(&self) -> u64 {
-        u64::from(self.key[0]) | u64::from(self.key[1]) << 32
+    fn passed(self) -> u32 {
+        self.0 >> Self::PASSED
     }
 
-    pub(super) fn value(&self) -> u32 {
-        self.value
+    fn pass(&mut self) {
+        if self.passed() < Self::MOST_PASSED {
+            self.0 += 1 << Self::PASSED;
+        }
+    }
+
+    fn unpass(&mut self) {
+        if self.passed() < Self::MOST_PASSED {
+            self.0 -= 1 << Self::PASSED;
+        }
+    }
+
+    fn push(&mut self, tag: u32) {
+        self.0 += (1 << Self::LEN) + (tag << (self.len() as u32 * Self::BITS));
+    }
+
+    /// The last tag takes the place of the one that goes.
+    fn remove(&mut self, slot: usize) {
+        let (at, last) = (slot as u32 * Self::BITS, (self.len() as u32 - 1) * Self::BITS);
+        let tag = |shift: u32| self.0 >> shift & 0x1f;
+        let (gone, moved) = (tag(at), tag(last));
+        self.0 = self.0 - (1 << Self::LEN) - (moved << last);
+        if at < last {
+            self.0 = self.0 - (gone << at) + (moved << at);
+        }
+    }
+
+    /// The slots that may have this tag, as the highest bit of each: all that have it, rarely one that has not.
+    fn matches(self, tag: u32) -> u32 {
+        let differences = self.0 ^ (tag * Self::ONES);
+        differences.wrapping_sub(Self::ONES) & !differences & (Self::ONES << (Self::BITS - 1))
+    }
+}
+
+impl Bucket {
+    const EMPTY: Self = Self { keys: [0; SLOTS], values: [0; SLOTS], tags: Tags(0) };
+
+    #[inline]
+    fn position(&self, key: u64, tag: u32) -> Option<usize> {
+        let mut matches = self.tags.matches(tag);
+        while matches != 0 {
+            let slot = (matches.trailing_zeros() / Tags::BITS) as usize;
+            if self.keys[slot] == key && slot < self.len() {
+                return Some(slot);
+            }
+            matches &= matches - 1;
+        }
+        None
+    }
+
+    /// Adds an entry, if there is room.
+    #[inline]
+    fn push(&mut self, entry: Entry, tag: u32) -> bool {
+        let slot = self.tags.len();
+        let (Some(key), Some(value)) = (self.keys.get_mut(slot), self.values.get_mut(slot)) else {
+            return false;
+        };
+        *key = entry.key;
+        *value = entry.value;
+        self.tags.push(tag);
+        true
+    }
+
+    /// The last entry takes the place of the one that goes.
+    fn remove(&mut self, slot: usize) -> u32 {
+        let (value, last) = (self.values[slot], self.tags.len() - 1);
+        self.keys[slot] = self.keys[last];
+        self.values[slot] = self.values[last];
+        self.tags.remove(slot);
+        value
+    }
+
+    fn len(&self) -> usize {
+        self.tags.len()
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        let pairs = self.keys.iter().zip(self.values).take(self.len());
+        pairs.map(|(key, value)| Entry { key: *key, value })
     }
 }
 
 /// One sub-table.
-pub(super) type Shard = HashTable<Entry>;
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    buckets: Vec<Bucket>,
+    len: usize,
+    /// Entries that it may have before it grows.
+    limit: usize,
+}
+
+impl Shard {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
+        self.buckets.iter().flat_map(Bucket::entries)
+    }
+
+    fn with_buckets(buckets: usize) -> Self {
+        Self { buckets: vec![Bucket::EMPTY; buckets], len: 0, limit: Self::limit(buckets) }
+    }
+
+    /// Entries that so many buckets may hold: at five sixths, one look-up in six goes beyond its first bucket.
+    const fn limit(buckets: usize) -> usize {
+        buckets * SLOTS * 5 / 6
+    }
+
+    /// Buckets for so many entries and some more.
+    const fn buckets_for(entries: usize) -> usize {
+        entries.div_ceil(3) + 1
+    }
+
+    /// By the upper half of the hash, in its order: a table that grows is read and written from start to end.
+    fn home(&self, mixed: u64) -> usize {
+        (((mixed >> 32) * self.buckets.len() as u64) >> 32) as usize
+    }
+
+    fn next(&self, at: usize) -> usize {
+        if at + 1 < self.buckets.len() { at + 1 } else { 0 }
+    }
+
+    fn find(&self, key: u64, mixed: u64) -> Option<(usize, usize)> {
+        let (mut at, tag) = (self.home(mixed), tag_of(mixed));
+        for _ in 0..self.buckets.len() {
+            let bucket = &self.buckets[at];
+            if let Some(slot) = bucket.position(key, tag) {
+                return Some((at, slot));
+            }
+            if bucket.tags.passed() == 0 {
+                break;
+            }
+            at = self.next(at);
+        }
+        None
+    }
+
+    /// Adds an entry that is not there, to a table that has room.
+    #[inline]
+    fn add(&mut self, entry: Entry, mixed: u64) {
+        let (mut at, tag) = (self.home(mixed), tag_of(mixed));
+        while !self.buckets[at].push(entry, tag) {
+            self.buckets[at].tags.pass();
+            at = self.next(at);
+        }
+        self.len += 1;
+    }
+
+    fn remove(&mut self, key: u64, mixed: u64) -> Option<u32> {
+        let (found, slot) = self.find(key, mixed)?;
+        let mut at = self.home(mixed);
+        while at != found {
+            self.buckets[at].tags.unpass();
+            at = self.next(at);
+        }
+        self.len -= 1;
+        Some(self.buckets[found].remove(slot))
+    }
+
+    #[cold]
+    fn resize(&mut self, buckets: usize, secret: u64) {
+        let old = std::mem::replace(self, Self::with_buckets(buckets));
+        for bucket in &old.buckets {
+            for entry in bucket.entries() {
+                self.add(entry, mix(entry.key, secret));
+            }
+        }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -41,9 +232,12 @@ pub(super) struct RefMap {
 }
 
 impl RefMap {
+    /// What an entry costs where a table has just grown, in bytes.
+    pub(super) const ENTRY_BYTES: usize = 2 * 6 * size_of::<Bucket>() / Shard::limit(6);
+
     /// An empty map; `secret` keeps engine hashes chosen by others from meeting in one bucket.
     pub(super) fn new(secret: u64) -> Self {
-        Self { shards: Box::new(std::array::from_fn(|_| Shard::new())), len: 0, secret }
+        Self { shards: Box::new(std::array::from_fn(|_| Shard::default())), len: 0, secret }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -52,70 +246,95 @@ impl RefMap {
 
     pub(super) fn get(&self, key: u64) -> Option<u32> {
         let mixed = mix(key, self.secret);
-        self.shards[shard_of(mixed)].find(mixed, |entry| entry.key() == key).map(Entry::value)
+        let shard = &self.shards[shard_of(mixed)];
+        shard.find(key, mixed).map(|(at, slot)| shard.buckets[at].values[slot])
     }
 
     /// Brings near what look-ups of these keys will need. Nothing is done with the answers, so none waits for another:
     /// the processor has several under way at a time. Doubles the rate of long stores.
     pub(super) fn touch(&self, keys: impl Iterator<Item = u64>) {
-        let seen = keys.fold(0, |seen, key| seen ^ self.get(key).unwrap_or(0));
+        let seen = keys.fold(0, |seen, key| {
+            let mixed = mix(key, self.secret);
+            let shard = &self.shards[shard_of(mixed)];
+            seen ^ shard.buckets.get(shard.home(mixed)).map_or(0, |bucket| bucket.tags.0)
+        });
         std::hint::black_box(seen);
     }
 
     /// Sets the value and returns the one before.
     pub(super) fn insert(&mut self, key: u64, value: u32) -> Option<u32> {
-        let secret = self.secret;
-        let mixed = mix(key, secret);
+        let mixed = mix(key, self.secret);
         let shard = &mut self.shards[shard_of(mixed)];
-        match shard.entry(mixed, |entry| entry.key() == key, |entry| mix(entry.key(), secret)) {
-            TableEntry::Occupied(mut entry) => Some(std::mem::replace(&mut entry.get_mut().value, value)),
-            TableEntry::Vacant(place) => {
-                place.insert(Entry::new(key, value));
-                self.len += 1;
-                None
-            }
+        if let Some((at, slot)) = shard.find(key, mixed) {
+            return Some(std::mem::replace(&mut shard.buckets[at].values[slot], value));
         }
+        if shard.len >= shard.limit {
+            shard.resize((2 * shard.buckets.len()).max(1), self.secret);
+        }
+        shard.add(Entry { key, value }, mixed);
+        self.len += 1;
+        None
     }
 
     pub(super) fn remove(&mut self, key: u64) -> Option<u32> {
         let mixed = mix(key, self.secret);
-        let at = shard_of(mixed);
-        let (entry, _) = self.shards[at].find_entry(mixed, |entry| entry.key() == key).ok()?.remove();
+        let shard = &mut self.shards[shard_of(mixed)];
+        let value = shard.remove(key, mixed)?;
         self.len -= 1;
-        if self.shards[at].len() * 8 < self.shards[at].capacity() {
-            self.shrink(at);
+        let buckets = shard.buckets.len();
+        if shard.len * 3 < shard.limit && buckets > 1 {
+            shard.resize(Shard::buckets_for(shard.len).min(buckets / 2), self.secret);
         }
-        Some(entry.value)
+        Some(value)
     }
 
     pub(super) fn shard(&self, at: usize) -> &Shard {
         &self.shards[at]
     }
 
+    /// Takes a sub-table apart from its end, so many buckets at most, and visits the values. From the first time on, only
+    /// more of it may follow. Returns the number of values.
+    pub(super) fn drain(&mut self, at: usize, buckets: usize, mut visit: impl FnMut(u32)) -> usize {
+        let shard = &mut self.shards[at];
+        let left = shard.buckets.len().saturating_sub(buckets);
+        let mut count = 0;
+        for bucket in &shard.buckets[left..] {
+            count += bucket.len();
+            bucket.values.iter().take(bucket.len()).for_each(|value| visit(*value));
+        }
+        shard.buckets.truncate(left);
+        shard.len -= count;
+        self.len -= count;
+        if left == 0 {
+            *shard = Shard::default();
+        }
+        count
+    }
+
+    /// Whether [`Self::drain`] has nothing left to visit.
+    pub(super) fn is_drained(&self, at: usize) -> bool {
+        self.shards[at].buckets.is_empty()
+    }
+
     /// Takes a sub-table out, to be worked on while the rest of the index is borrowed; see [`Self::put_back`].
     pub(super) fn take(&mut self, at: usize) -> Shard {
         let shard = std::mem::take(&mut self.shards[at]);
-        self.len -= shard.len();
+        self.len -= shard.len;
         shard
     }
 
-    /// Puts a sub-table back that [`Self::take`] took, perhaps with fewer entries.
-    pub(super) fn put_back(&mut self, at: usize, shard: Shard) {
-        self.len += shard.len();
-        self.shards[at] = shard;
-        if self.shards[at].len() * 3 < self.shards[at].capacity() {
-            self.shrink(at);
+    /// Puts back what is to be kept of a sub-table that [`Self::take`] took.
+    pub(super) fn put_back(&mut self, at: usize, kept: &[Entry]) {
+        let mut shard = Shard::with_buckets(if kept.is_empty() { 0 } else { Shard::buckets_for(kept.len()) });
+        for entry in kept {
+            shard.add(*entry, mix(entry.key, self.secret));
         }
+        self.len += shard.len;
+        self.shards[at] = shard;
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
         self.shards.iter().flat_map(Shard::iter)
-    }
-
-    fn shrink(&mut self, at: usize) {
-        let secret = self.secret;
-        let shard = &mut self.shards[at];
-        shard.shrink_to(shard.len() * 3 / 2, |entry| mix(entry.key(), secret));
     }
 }
 
@@ -123,22 +342,29 @@ fn mix(key: u64, secret: u64) -> u64 {
     fold(key ^ secret, 0x9E37_79B9_7F4A_7C15)
 }
 
-/// Bits that hashbrown uses neither for the bucket (the low ones) nor for its tag (the top seven).
+/// By the lowest bits; the bucket goes by the highest.
 fn shard_of(mixed: u64) -> usize {
-    (mixed >> 48) as usize % SHARDS
+    mixed as usize % SHARDS
+}
+
+/// Never 0.
+fn tag_of(mixed: u64) -> u32 {
+    let tag = (mixed >> 16) as u32 & 0x1f;
+    tag + u32::from(tag == 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
 
     fn allocated(map: &RefMap) -> usize {
-        map.shards.iter().map(Shard::allocation_size).sum()
+        map.shards.iter().map(|shard| shard.buckets.capacity() * size_of::<Bucket>()).sum()
     }
 
     #[test]
     fn it_maps_like_any_map_and_gives_memory_back() {
-        assert_eq!(size_of::<Entry>(), 12);
+        assert_eq!(size_of::<Bucket>(), 64);
         let mut map = RefMap::new(7);
         for key in 0..100_000u64 {
             assert_eq!(map.insert(key << 7, key as u32), None);
@@ -152,6 +378,48 @@ mod tests {
         }
         assert_eq!((map.len(), map.get(0), map.get(128)), (1, Some(0), None));
         assert!(allocated(&map) < full / 8);
+    }
+
+    #[test]
+    fn it_agrees_with_a_plain_map_while_it_grows_and_shrinks() {
+        for seed in 0..4 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (mut map, mut model) = (RefMap::new(seed), HashMap::new());
+            for step in 0..200_000u32 {
+                // Few keys and many removals, so that keys come back and buckets that were full are not.
+                let key = rng.u64(..20_000) << 40;
+                if rng.u32(..100_000) < step % 100_000 {
+                    assert_eq!(map.remove(key), model.remove(&key));
+                } else {
+                    assert_eq!(map.insert(key, step), model.insert(key, step));
+                }
+                let other = rng.u64(..20_000) << 40;
+                assert_eq!(map.get(other), model.get(&other).copied());
+            }
+            assert_eq!(map.len(), model.len());
+            assert!(map.iter().all(|entry| model.get(&entry.key) == Some(&entry.value)));
+            for (key, value) in model.drain() {
+                assert_eq!(map.remove(key), Some(value));
+            }
+            let passed = map.shards.iter().flat_map(|shard| &shard.buckets).map(|bucket| bucket.tags.0);
+            assert_eq!(passed.sum::<u32>(), 0, "what is empty has no traces of what was there");
+        }
+    }
+
+    #[test]
+    fn keys_of_one_bucket_are_found_wherever_they_stand() {
+        // All with one hash: they fill bucket after bucket, and more pass them than can be counted.
+        let mut shard = Shard::with_buckets(40);
+        for key in 0..160 {
+            shard.add(Entry { key, value: key as u32 }, u64::MAX);
+        }
+        for key in (0..160).step_by(3) {
+            assert_eq!(shard.remove(key, u64::MAX), Some(key as u32));
+        }
+        for key in 0..160 {
+            assert_eq!(shard.find(key, u64::MAX).is_some(), key % 3 != 0, "{key}");
+        }
+        assert_eq!(shard.find(160, u64::MAX), None);
     }
 
     #[test]
@@ -170,11 +438,11 @@ mod tests {
         for key in 0..1000u64 {
             map.insert(key, 1);
         }
-        let mut shard = map.take(3);
-        let before = shard.len();
-        assert_eq!(map.len(), 1000 - before);
-        shard.retain(|entry| entry.key() % 2 == 0);
-        map.put_back(3, shard);
+        let shard = map.take(3);
+        assert_eq!(map.len(), 1000 - shard.len());
+        let kept: Vec<Entry> = shard.iter().filter(|entry| entry.key % 2 == 0).collect();
+        map.put_back(3, &kept);
         assert_eq!(map.len(), map.iter().count());
+        assert!(kept.iter().all(|entry| map.get(entry.key) == Some(1)));
     }
 }

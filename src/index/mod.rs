@@ -15,7 +15,8 @@
 //! | `apply` | KV events → changes |
 //! | `doubt` | what a clear leaves in lower tiers |
 //! | `find` | prompt → overlaps |
-//! | `room` | the limit, and cleaning up behind ranks that left |
+//! | `room` | the limit |
+//! | `sweep` | cleaning up behind ranks that left |
 
 mod apply;
 #[cfg(debug_assertions)]
@@ -29,6 +30,7 @@ mod room;
 mod runs;
 mod slot;
 mod stats;
+mod sweep;
 mod waiting;
 
 #[cfg(test)]
@@ -40,12 +42,13 @@ pub use stats::{Applied, IndexStats, RankStats};
 use crate::events::KvEvent;
 use crate::hash::HashKey;
 use crate::units::{EngineHash, RankId, SequenceHash, Tier};
-use apply::{Change, Limits};
+use apply::{Change, Limits, Scratch};
 use lanes::{LaneId, MAX_SLOTS};
 use room::Pass;
 use runs::{BlockRef, Runs};
 use slot::Slot;
 use std::mem;
+use sweep::Sweep;
 
 /// A lane's owner that is no rank: the slot is dead.
 const NO_RANK: u16 = u16::MAX;
@@ -103,6 +106,7 @@ pub struct Index {
     ranks: Vec<Option<u16>>,
     /// Slots of ranks that were cleared or removed, to be cleaned up.
     dead: Vec<u16>,
+    sweep: Option<Sweep>,
     free_slots: Vec<u16>,
     /// Memory of all slots.
     slot_bytes: usize,
@@ -113,8 +117,7 @@ pub struct Index {
     evicted: u64,
     /// Whether the last event left something to do.
     unfinished: bool,
-    /// Memory for the blocks of one store, used again by each.
-    placed: Vec<BlockRef>,
+    scratch: Scratch,
 }
 
 impl Index {
@@ -130,6 +133,7 @@ impl Index {
             owners: Vec::new(),
             ranks: Vec::new(),
             dead: Vec::new(),
+            sweep: None,
             free_slots: Vec::new(),
             slot_bytes: 0,
             clock: Clock::default(),
@@ -137,7 +141,7 @@ impl Index {
             nearly_full: false,
             evicted: 0,
             unfinished: false,
-            placed: Vec::new(),
+            scratch: Scratch::default(),
         }
     }
 
@@ -192,7 +196,7 @@ impl Index {
         };
         self.clock.events += 1;
         let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
-        if *event == KvEvent::Cleared && !slot.has_lower_blocks() {
+        if matches!(event, KvEvent::Cleared) && !slot.has_lower_blocks() {
             return self.clear_all(rank);
         }
         let before = slot.bytes();
@@ -202,18 +206,16 @@ impl Index {
         let mut change = Change {
             now: self.clock.now(),
             limits,
-            placed: mem::take(&mut self.placed),
+            scratch: mem::take(&mut self.scratch),
             ..Change::new(&mut self.runs, slot, id, &self.key)
         };
         change.apply(event);
         let applied = change.applied;
-        self.placed = change.placed;
+        self.scratch = change.scratch;
         self.unfinished = slot.doubt.is_unfinished();
         slot.totals += applied;
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
-        if !self.dead.is_empty() {
-            self.sweep(1);
-        }
+        self.sweep_along();
         let bytes = self.bytes();
         self.nearly_full = bytes > self.config.max_bytes / 8 * 7;
         if bytes > self.config.max_bytes {
@@ -254,8 +256,8 @@ impl Index {
         let slot = self.slot_of(rank).and_then(|id| Some((id, self.slots[usize::from(id)].as_ref()?)));
         slot.into_iter().flat_map(move |(id, slot)| {
             let lane = LaneId::new(tier, id);
-            let held = slot.engine.iter().filter(move |entry| self.runs.holds(BlockRef(entry.value()), lane));
-            held.map(|entry| EngineHash(entry.key()))
+            let held = slot.engine.iter().filter(move |entry| self.runs.holds(BlockRef(entry.value), lane));
+            held.map(|entry| EngineHash(entry.key))
         })
     }
 

@@ -1,8 +1,8 @@
-//! Making room: the blocks of ranks that left, and the limit of the index's memory.
+//! Making room: the limit of the index's memory.
 
 use super::Index;
 use super::lanes::LaneId;
-use super::map::SHARDS;
+use super::map::{Entry, SHARDS};
 use super::runs::{BlockRef, Runs};
 use super::slot::Slot;
 use crate::units::{EngineHash, Tier};
@@ -31,48 +31,12 @@ impl Pass {
 }
 
 impl Index {
-    /// Cleans up behind ranks that were cleared or removed, at least `blocks` blocks or all; returns whether more is
-    /// left. Every [`Index::apply`] does a little of it; call it between batches to be done sooner.
-    pub fn sweep(&mut self, blocks: usize) -> bool {
-        let mut swept = 0;
-        while swept < blocks {
-            let Some(&id) = self.dead.last() else { return false };
-            swept += 1 + self.sweep_shard(id);
-        }
-        !self.dead.is_empty()
-    }
-
-    fn sweep_shard(&mut self, id: u16) -> usize {
-        let Some(slot) = &mut self.slots[usize::from(id)] else {
-            self.dead.pop();
-            return 0;
-        };
-        let shard = (0..SHARDS).find(|at| !slot.engine.shard(*at).is_empty());
-        let Some(at) = shard else {
-            self.slot_bytes -= slot.bytes();
-            self.slots[usize::from(id)] = None;
-            self.dead.pop();
-            self.free_slots.push(id);
-            return 0;
-        };
-        let before = slot.bytes();
-        let entries = slot.engine.take(at);
-        let count = entries.len();
-        for entry in &entries {
-            let run = BlockRef(entry.value()).run();
-            self.runs.release_slot(run, id);
-            self.runs.forget(run);
-        }
-        self.slot_bytes -= before - slot.bytes();
-        count
-    }
-
     /// Drops the least recently used blocks of the largest rank, deepest first, while the index is above its limit.
     pub(super) fn make_room(&mut self) {
         let mut looked_at = 0;
         while self.bytes() > self.config.max_bytes && looked_at < ENTRIES_PER_EVENT {
-            if let Some(id) = self.dead.last().copied() {
-                looked_at += 1 + self.sweep_shard(id);
+            if !self.dead.is_empty() {
+                looked_at += 1 + self.sweep_slice();
                 continue;
             }
             let Some(mut pass) = self.pass.take().or_else(|| self.begin_pass()) else { return };
@@ -91,7 +55,7 @@ impl Index {
         let slot = self.slots[usize::from(id)].as_ref().filter(|_| entries > 0)?;
         // The shards are random shares of all blocks, so any of them are a fair sample.
         let sample = slot.engine.iter().take(SAMPLE);
-        let mut colds: Vec<u64> = sample.map(|entry| self.coldness(BlockRef(entry.value()))).collect();
+        let mut colds: Vec<u64> = sample.map(|entry| self.coldness(BlockRef(entry.value))).collect();
         let at = colds.len() - 1 - colds.len() / PASS_SHARE;
         let (_, mark, _) = colds.select_nth_unstable(at);
         Some(Pass { slot: id, mark: *mark, next_shard: 0 })
@@ -107,18 +71,19 @@ impl Index {
         let Some(slot) = &mut self.slots[usize::from(pass.slot)] else { return 0 };
         let runs = &mut self.runs;
         let before = slot.bytes();
-        let mut shard = slot.engine.take(pass.next_shard);
+        let shard = slot.engine.take(pass.next_shard);
         let count = shard.len();
-        shard.retain(|entry| {
-            let block = BlockRef(entry.value());
+        let mut kept: Vec<Entry> = shard.iter().collect();
+        kept.retain(|entry| {
+            let block = BlockRef(entry.value);
             let keep = coldness(runs, block, now) < pass.mark;
             if !keep {
-                evict(runs, slot, pass.slot, EngineHash(entry.key()), block);
+                evict(runs, slot, pass.slot, EngineHash(entry.key), block);
             }
             keep
         });
-        let evicted = (count - shard.len()) as u64;
-        slot.engine.put_back(pass.next_shard, shard);
+        let evicted = (count - kept.len()) as u64;
+        slot.engine.put_back(pass.next_shard, &kept);
         slot.evicted += evicted;
         slot.truncated |= evicted > 0;
         self.evicted += evicted;
@@ -139,5 +104,5 @@ fn evict(runs: &mut Runs, slot: &mut Slot, id: u16, hash: EngineHash, block: Blo
             slot.blocks[tier.index()] -= 1;
         }
     }
-    runs.forget(block.run());
+    runs.forget(block.run(), 1);
 }

@@ -39,12 +39,39 @@ impl BlockRef {
         Self(run << OFFSET_BITS | offset as u32)
     }
 
+    #[cfg(debug_assertions)]
+    pub(super) fn first_of(run: RunId) -> Self {
+        Self::new(run, 0)
+    }
+
     pub(super) fn run(self) -> RunId {
         self.0 >> OFFSET_BITS
     }
 
     pub(super) fn offset(self) -> usize {
         self.0 as usize % RUN_BLOCKS
+    }
+}
+
+/// Consecutive blocks of one run; at least one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    first: BlockRef,
+    blocks: u32,
+}
+
+impl Span {
+    pub(super) fn of(block: BlockRef) -> Self {
+        Self { first: block, blocks: 1 }
+    }
+
+    pub(super) fn run(self) -> RunId {
+        self.first.run()
+    }
+
+    /// The blocks, in order.
+    pub(super) fn blocks(self) -> impl Iterator<Item = BlockRef> {
+        (self.first.0..self.first.0 + self.blocks).map(BlockRef)
     }
 }
 
@@ -137,10 +164,15 @@ impl Runs {
         self.table.len()
     }
 
+    /// Places of runs, free ones too: every run's id is below.
+    pub(super) fn places(&self) -> usize {
+        self.heads.len()
+    }
+
     /// Memory that all runs take, by what each part costs at its worst.
     pub(super) fn bytes(&self) -> usize {
-        // A run: head, body, the list's allocation overhead, and an entry of the table at its lowest fill.
-        const RUN: usize = size_of::<Head>() + size_of::<Body>() + 16 + 30;
+        // A run: head, body, the list's allocation overhead, and an entry of the table.
+        const RUN: usize = size_of::<Head>() + size_of::<Body>() + 16 + RefMap::ENTRY_BYTES;
         self.len() * RUN
             + self.hashes * 8
             + self.lanes * size_of::<Lane>()
@@ -231,16 +263,60 @@ impl Runs {
         self.add(parent, position, hash, more)
     }
 
-    /// Adds the blocks of `from..to` (offsets in `run`) to a lane; returns how many were not held before.
-    pub(super) fn hold(&mut self, run: RunId, id: LaneId, from: usize, to: usize, now: u32) -> usize {
-        let head = &mut self.heads[run];
+    /// Finds or makes the blocks `hashes`, one behind the other, behind `parent` (none: from the chain's start), and
+    /// adds them to `placed`. Returns for how many there is no room left.
+    pub(super) fn place_all(
+        &mut self,
+        mut parent: Option<BlockRef>,
+        hashes: &[SequenceHash],
+        placed: &mut Vec<Span>,
+    ) -> usize {
+        let mut rest = hashes;
+        while let Some((hash, more)) = rest.split_first() {
+            let Some(first) = self.place(parent, *hash, more.len()) else { break };
+            let blocks = 1 + if more.is_empty() { 0 } else { self.go_along(first, more) };
+            placed.push(Span { first, blocks: blocks as u32 });
+            parent = Some(BlockRef(first.0 + blocks as u32 - 1));
+            rest = &rest[blocks..];
+        }
+        rest.len()
+    }
+
+    /// How many of `hashes` stand behind `block` in its run, after those were added that belong to its end.
+    fn go_along(&mut self, block: BlockRef, hashes: &[SequenceHash]) -> usize {
+        let body = &mut self.bodies[block.run()];
+        let known = &body.hashes[block.offset() + 1..];
+        let equal = known.iter().zip(hashes).take_while(|(known, hash)| known == hash).count();
+        // A run that starts behind this one's end may be what goes on here: left to `place`.
+        if equal < known.len() || body.children > 0 {
+            return equal;
+        }
+        let head = &mut self.heads[block.run()];
+        let end = head.start as usize % RUN_BLOCKS + body.hashes.len();
+        let new = &hashes[equal..];
+        let new = &new[..new.len().min(RUN_BLOCKS - end)];
+        if let Some(tail) = new.last() {
+            self.hashes -= body.hashes.capacity();
+            body.hashes.reserve_exact(new.len());
+            self.hashes += body.hashes.capacity();
+            body.hashes.extend_from_slice(new);
+            head.tail = *tail;
+            head.len += new.len() as u16;
+        }
+        equal + new.len()
+    }
+
+    /// Adds blocks to a lane; returns how many of them were not held before.
+    pub(super) fn hold(&mut self, span: Span, id: LaneId, now: u32) -> usize {
+        let from = span.first.offset();
+        let head = &mut self.heads[span.run()];
         *head.used.get_mut() = now;
         let at = head.position(id).unwrap_or_else(|at| {
             head.lanes.insert(at, Lane::new(id));
             self.lanes += 1;
             at
         });
-        head.lanes[at].insert(&mut self.bitmaps, from, to)
+        head.lanes[at].insert(&mut self.bitmaps, from, from + span.blocks as usize)
     }
 
     /// Whether the slot holds the block in any tier.
@@ -291,9 +367,9 @@ impl Runs {
         self.heads[run].entries += entries;
     }
 
-    /// The end of an entry; frees the run, and what only it kept alive, where it was the last.
-    pub(super) fn forget(&mut self, run: RunId) {
-        self.heads[run].entries -= 1;
+    /// The end of so many entries; frees the run, and what only it kept alive, where they were the last.
+    pub(super) fn forget(&mut self, run: RunId, entries: u32) {
+        self.heads[run].entries -= entries;
         let mut at = Some(run);
         while let Some(run) = at.take() {
             let head = &mut self.heads[run];

@@ -8,9 +8,6 @@ use crate::units::{EngineHash, Tier};
 use hashbrown::HashMap;
 use std::collections::VecDeque;
 
-/// What an engine-map entry costs: 13 bytes a bucket at the table's lowest fill.
-const ENTRY_BYTES: usize = 30;
-
 /// What a count above one costs.
 const COPIES_BYTES: usize = 48;
 
@@ -52,7 +49,7 @@ impl Slot {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.engine.len() * ENTRY_BYTES
+        self.engine.len() * RefMap::ENTRY_BYTES
             + self.copies.len() * COPIES_BYTES
             + self.waiting.bytes()
             + self.ghosts.len() * size_of::<EngineHash>()

@@ -558,6 +558,34 @@ fn a_removed_rank_is_gone_at_once_and_its_memory_after_the_sweep() {
 }
 
 #[test]
+fn a_rank_that_comes_and_goes_a_thousand_times_leaves_nothing() {
+    let mut t = Scene::new();
+    t.index.remove_rank(R0);
+    t.store(R1, Tier::Gpu, 1, 0, 300);
+    let before = t.index.stats();
+    for round in 0..1000 {
+        assert!(t.index.add_rank(R0));
+        t.store(R0, Tier::Gpu, 1, 0, 300);
+        t.store(R0, Tier::Gpu, 2, 0, 1 + round % 7);
+        t.store(R0, Tier::Cpu, 1, 0, 10);
+        t.index.remove_rank(R0);
+        // The next one may be here before all is cleaned up.
+        if round % 3 == 0 {
+            while t.index.sweep(100) {}
+        }
+    }
+    while t.index.sweep(100) {}
+    assert_eq!(t.gpu(R1, 1, 300), 300);
+    let after = t.index.stats();
+    assert_eq!(
+        (after.runs, after.bytes, after.ranks, after.unswept),
+        (before.runs, before.bytes, before.ranks, 0)
+    );
+    assert!(t.index.slots.len() < 10, "{} slots", t.index.slots.len());
+    t.index.check_invariants();
+}
+
+#[test]
 fn a_full_index_drops_cold_tails_of_the_largest_rank_and_says_so() {
     let max_bytes = 1 << 20;
     let mut t = Scene::with(IndexConfig { max_bytes, ..IndexConfig::default() });

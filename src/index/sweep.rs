@@ -1,0 +1,120 @@
+//! Cleaning up behind ranks that were cleared or removed, in slices that take some ten microseconds.
+//!
+//! The blocks of a rank stand in its engine map in no order, while what is to be done is the same for all of one run. So
+//! they are counted by run first, and then each run is dealt with once.
+
+use super::Index;
+use super::map::SHARDS;
+use super::runs::{BlockRef, RunId, Runs};
+use super::slot::Slot;
+
+/// Blocks after which a slice of counting ends.
+const SLICE_BLOCKS: usize = 4096;
+
+/// Buckets of an engine map that are counted at a time.
+const SLICE_BUCKETS: usize = 1024;
+
+/// Runs that one slice deals with.
+const SLICE_RUNS: usize = 128;
+
+/// Events from one slice to the next: a writer holds the index for many events at a time.
+const EVENTS_PER_SLICE: u64 = 16;
+
+/// A dead slot that is being cleaned up.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    slot: u16,
+    /// The shard of its engine map that is being counted.
+    shard: usize,
+    /// Blocks that were taken out of the map and are still to be forgotten, by run.
+    counts: Vec<u32>,
+    next_run: usize,
+}
+
+impl Sweep {
+    fn of(slot: u16, runs: &Runs) -> Self {
+        Self { slot, shard: 0, counts: vec![0; runs.places()], next_run: 0 }
+    }
+
+    /// Counts a slice; returns its blocks, 0 after the last.
+    fn count(&mut self, slot: &mut Slot) -> usize {
+        let (mut blocks, counts) = (0, &mut self.counts);
+        while blocks < SLICE_BLOCKS && self.shard < SHARDS {
+            let visit = |value| counts[BlockRef(value).run() as usize] += 1;
+            blocks += slot.engine.drain(self.shard, SLICE_BUCKETS, visit);
+            if slot.engine.is_drained(self.shard) {
+                self.shard += 1;
+            }
+        }
+        blocks
+    }
+
+    /// Forgets the blocks of a slice of runs; returns their number, 0 after the last.
+    fn forget(&mut self, runs: &mut Runs) -> usize {
+        let (mut blocks, mut left) = (0, SLICE_RUNS);
+        while left > 0
+            && let Some(count) = self.counts.get_mut(self.next_run)
+        {
+            if *count > 0 {
+                let run = self.next_run as RunId;
+                runs.release_slot(run, self.slot);
+                blocks += *count as usize;
+                runs.forget(run, std::mem::take(count));
+                left -= 1;
+            }
+            self.next_run += 1;
+        }
+        blocks
+    }
+
+    /// The run of each block that is still to be forgotten.
+    #[cfg(debug_assertions)]
+    pub(super) fn pending(&self) -> impl Iterator<Item = BlockRef> {
+        let runs = self.counts.iter().zip(0..);
+        runs.flat_map(|(count, run)| std::iter::repeat_n(BlockRef::first_of(run), *count as usize))
+    }
+}
+
+impl Index {
+    /// Cleans up behind ranks that were cleared or removed, at least `blocks` blocks or all; returns whether more is
+    /// left. [`Index::begin`] does a little of it now and then; call it between batches to be done sooner.
+    pub fn sweep(&mut self, blocks: usize) -> bool {
+        let mut swept = 0;
+        while swept < blocks && !self.dead.is_empty() {
+            swept += 1 + self.sweep_slice();
+        }
+        !self.dead.is_empty()
+    }
+
+    /// A slice, once in a while.
+    pub(super) fn sweep_along(&mut self) {
+        if !self.dead.is_empty() && self.clock.events.is_multiple_of(EVENTS_PER_SLICE) {
+            self.sweep_slice();
+        }
+    }
+
+    /// Returns the number of blocks; the last slice of a slot may have none.
+    pub(super) fn sweep_slice(&mut self) -> usize {
+        if self.sweep.is_none() {
+            self.sweep = self.dead.last().map(|slot| Sweep::of(*slot, &self.runs));
+        }
+        let Some(sweep) = &mut self.sweep else { return 0 };
+        let id = sweep.slot;
+        if let Some(slot) = &mut self.slots[usize::from(id)] {
+            let before = slot.bytes();
+            let counted = sweep.count(slot);
+            self.slot_bytes -= before - slot.bytes();
+            if counted > 0 {
+                return counted;
+            }
+        }
+        let forgotten = sweep.forget(&mut self.runs);
+        if forgotten == 0 {
+            self.sweep = None;
+            self.slot_bytes -= self.slots[usize::from(id)].take().map_or(0, |slot| slot.bytes());
+            self.dead.retain(|dead| *dead != id);
+            self.free_slots.push(id);
+        }
+        forgotten
+    }
+}
