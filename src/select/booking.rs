@@ -26,6 +26,8 @@ pub(super) struct Booking {
     pub(super) elsewhere_blocks: u32,
     /// What is left of `uncached_tokens`.
     left_tokens: u32,
+    /// Its place among all bookings that the rank ever had.
+    turn: u64,
     /// Where the answer has come to, if it is followed: the last stored block of prompt and answer.
     tip: Option<SequenceHash>,
     /// Stored blocks behind the prompt's full ones.
@@ -62,6 +64,7 @@ impl Booking {
             prefill,
             elsewhere_blocks: u32::MAX,
             left_tokens: uncached_tokens,
+            turn: 0,
             tip: None,
             answer_blocks: 0,
         }
@@ -102,6 +105,8 @@ pub(super) struct RankBook {
     /// By the last stored block of their prompt and answer, the bookings whose answers are followed; the oldest first.
     tips: HashMap<SequenceHash, SmallVec<[RequestId; 1]>>,
     answer_blocks: usize,
+    /// Bookings so far.
+    turns: u64,
     left_tokens: u64,
     unfinished_tokens: u64,
     context_tokens: u64,
@@ -139,6 +144,8 @@ impl RankBook {
 
     /// Adds a booking. The id must not be booked.
     pub(super) fn add(&mut self, id: RequestId, booking: Booking) {
+        self.turns += 1;
+        let booking = Booking { turn: self.turns, ..booking };
         self.prefixes.add(booking.sequence());
         self.left_tokens += u64::from(booking.left_tokens);
         self.unfinished_tokens += u64::from(booking.uncached_tokens);
@@ -174,12 +181,14 @@ impl RankBook {
     /// the clock says is not among them.
     pub(super) fn progress(&mut self, stored_blocks: impl Fn(&[SequenceHash]) -> u32, now: Instant) -> u64 {
         let (mut left, mut unfinished, mut confirmed) = (self.left_tokens, self.unfinished_tokens, 0);
+        let mut last_told = 0;
         let done = self.prefill.extract_if(|_, booking| {
             let before = booking.left_tokens;
             let Prefill { by_events, done_at } = booking.prefill;
             let told = by_events && booking.advance(stored_blocks(booking.sequence()));
             if told {
                 booking.left_tokens = 0;
+                last_told = last_told.max(booking.turn);
             }
             confirmed += u64::from(before - booking.left_tokens);
             let done = told || done_at.is_some_and(|at| at <= now);
@@ -191,6 +200,18 @@ impl RankBook {
             done
         });
         self.decode.extend(done);
+        // An engine takes its requests in turn. Where events get lost, a prefill that a later one has overtaken is done,
+        // and its last event was among the lost ones.
+        let overtaken = self.prefill.extract_if(|_, booking| {
+            let Prefill { by_events, done_at } = booking.prefill;
+            let done = by_events && done_at.is_some() && booking.turn < last_told;
+            if done {
+                unfinished = unfinished.saturating_sub(booking.uncached_tokens.into());
+                left = left.saturating_sub(std::mem::take(&mut booking.left_tokens).into());
+            }
+            done
+        });
+        self.decode.extend(overtaken);
         (self.left_tokens, self.unfinished_tokens) = (left, unfinished);
         confirmed
     }
@@ -271,6 +292,25 @@ mod tests {
         assert_eq!((load.decoding, load.requests, load.context_tokens, load.booked_blocks), (1, 1, 70, 4));
         assert!(book.remove(RequestId(1)).expect("booked").1);
         assert_eq!(book.load(), Load::default());
+    }
+
+    #[test]
+    fn where_events_get_lost_an_overtaken_prefill_is_done() {
+        let now = Instant::now();
+        let lossy = Prefill { by_events: true, done_at: Some(now + Duration::from_secs(60)) };
+        for (prefill, left) in [(lossy, 64), (Prefill::BY_EVENTS, 128)] {
+            let mut book = RankBook::default();
+            for (id, blocks) in [(1, 0..4), (2, 10..14), (3, 20..24)] {
+                book.add(RequestId(id), Booking::new(&ask(id, 64, blocks), 16, 64, now, prefill));
+            }
+            book.progress(|sequence| if sequence[0].0 == 10 { 4 } else { 0 }, now);
+            assert_eq!(
+                book.load().prefill_tokens,
+                left,
+                "of the last one, and of the first where all is told"
+            );
+            assert_eq!(book.load().unfinished_tokens, left);
+        }
     }
 
     #[test]
