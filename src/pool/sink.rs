@@ -55,6 +55,7 @@ impl Sink for EventSink {
             links(&pool.caches.read().index, &pool.key, key.rank, batch, stored);
         }
         let mut scheduler = pool.scheduler.lock();
+        scheduler.evicted(key.rank, evicted(batch), pool.gpu_blocks(key.rank), Instant::now());
         for (before, block) in &*stored {
             scheduler.grow(key.rank, *before, *block);
         }
@@ -95,6 +96,15 @@ impl Sink for EventSink {
             pool.release(key.rank);
         }
     }
+}
+
+/// How many blocks have left the GPU tier.
+fn evicted(batch: &Batch) -> u32 {
+    let left = batch.events().map(|event| match event {
+        KvEvent::Removed { tier: Tier::Gpu, engine_hashes } => engine_hashes.len(),
+        _ => 0,
+    });
+    u32::try_from(left.sum::<usize>()).unwrap_or(u32::MAX)
 }
 
 /// Every block that the batch has stored in the GPU tier, with the one before it, where its place is known.

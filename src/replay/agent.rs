@@ -99,6 +99,8 @@ impl Agent {
         }
         self.index.end_batch(rank);
         if let Router::Product(scheduler) = &mut self.router {
+            let held = self.index.rank_stats(rank).unwrap_or_default().blocks_in(Tier::Gpu);
+            scheduler.evicted(rank, batch.evicted(), held, now);
             scheduler.progress(rank, |sequence| self.index.depth(rank, sequence), now);
         }
     }
@@ -195,6 +197,15 @@ impl Batch {
             sim::Event::Cleared => Owned::Cleared,
         };
         Self { root: key.plain_root(), events: events.into_iter().map(owned).collect() }
+    }
+
+    /// How many blocks have left the GPU tier.
+    fn evicted(&self) -> u32 {
+        let left = self.events.iter().map(|event| match event {
+            Owned::Removed { tier: Tier::Gpu, names } => names.len() as u32,
+            _ => 0,
+        });
+        left.sum()
     }
 
     fn events(&self) -> impl Iterator<Item = KvEvent<'_>> {

@@ -2,7 +2,6 @@
 
 use super::choose::Excluded;
 use crate::units::RankId;
-use std::time::Duration;
 
 /// One rank of the pool.
 #[derive(Clone, Debug)]
@@ -31,8 +30,6 @@ pub struct Candidate {
     pub slots: Slots,
     /// What the engine last said of itself, where it is polled.
     pub reported: Option<EngineLoad>,
-    /// How long blocks lie idle in its cache before they are evicted (a slow mean); `None` while it has not evicted.
-    pub eviction_age: Option<Duration>,
 }
 
 impl Candidate {
@@ -51,7 +48,6 @@ impl Candidate {
             weight: 100,
             slots: Slots { in_flight: 0, limit: None, queued: 0, booked: 0 },
             reported: None,
-            eviction_age: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::load::Load;
 use super::overlap::Overlap;
 use crate::units::RankId;
+use std::time::Duration;
 
 /// Why a candidate could not be chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,6 +96,8 @@ pub struct Terms {
     pub decoding: f64,
     /// C: tokens of the contexts of all requests, by weight.
     pub context_tokens: f64,
+    /// How long blocks stay in its GPU tier of late; `None` while it has not evicted.
+    pub eviction_age: Option<Duration>,
     /// Tokens prefilled or booked of late, fading, by weight.
     pub recent_tokens: f64,
     /// What its excess of recent work is charged with.

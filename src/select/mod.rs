@@ -10,6 +10,7 @@
 //! | `booking`, `load` | the reservations of one rank, and the load they add up to |
 //! | `rate` | how fast ranks prefill |
 //! | `recent`, `generations` | small bounded memories that settle ties |
+//! | `evictions` | how long a cache keeps its blocks |
 //! | `cost`, `dynamo`, `simple` | what a candidate costs, by policy |
 //! | `choose` | the tie rule |
 //! | `weigh`, `scheduler` | the terms of every candidate, and the whole |
@@ -22,6 +23,7 @@ mod choose;
 mod config;
 mod cost;
 mod dynamo;
+mod evictions;
 mod generations;
 mod history;
 mod load;

@@ -5,6 +5,7 @@ use super::booking::{Booking, Prefill, RankBook};
 use super::candidate::Candidate;
 use super::choose::{Choice, Reason, Terms, pick};
 use super::config::{Policy, SchedulerConfig};
+use super::evictions::Evictions;
 use super::generations::Generations;
 use super::history::History;
 use super::load::{Load, SlowMean};
@@ -54,6 +55,8 @@ pub(super) struct RankState {
     pub(super) recent: Fading,
     /// Where events tell nothing of its cache, or too little.
     pub(super) history: History,
+    /// How soon its cache gives up what it holds.
+    pub(super) evictions: Evictions,
     /// Since when its prefills have been without news.
     watch: Stopwatch,
     /// How far its turns have come, for round robin.
@@ -145,6 +148,7 @@ impl Scheduler {
                 book: RankBook::default(),
                 recent: Fading::empty(now),
                 history: History::default(),
+                evictions: Evictions::none(now),
                 watch: Stopwatch::default(),
                 turns: 0.0,
                 open: false,

@@ -35,6 +35,7 @@ impl Scheduler {
             slot_tokens: 0.0,
             decoding: 0.0,
             context_tokens: 0.0,
+            eviction_age: None,
             recent_tokens: 0.0,
             spread_tokens: 0.0,
             own_weight: 0.0,
@@ -95,6 +96,7 @@ impl Scheduler {
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;
         terms.slot_tokens = slot_seconds * self.prefill_rate();
+        terms.eviction_age = state.evictions.age(now);
         terms.recent_tokens = state.recent.at(now, self.config.recent_half_life) * terms.scarcity;
     }
 
@@ -120,7 +122,7 @@ impl Scheduler {
         };
         match (self.policy, key) {
             (Policy::Cost(cost), _) => {
-                cost.price(terms, candidates.iter().map(|candidate| candidate.eviction_age), speed, session);
+                cost.price(terms, speed, session);
                 Ties::Band { blocks: cost.band_blocks }
             }
             (Policy::Dynamo(dynamo), _) => {

@@ -102,6 +102,13 @@ impl Scheduler {
         }
     }
 
+    /// Takes in that so many blocks have left the GPU tier of a rank, and that it holds so many now.
+    pub fn evicted(&mut self, rank: RankId, removed_blocks: u32, held_blocks: u64, now: Instant) {
+        if let Some(state) = self.ranks.get_mut(&rank).filter(|_| removed_blocks > 0) {
+            state.evictions.see(removed_blocks, held_blocks, now);
+        }
+    }
+
     /// Takes in that a rank has stored `block` behind the block `before`: what continues a booked prompt is its answer, and
     /// adds to its context ([`SchedulerConfig::follow_answers`]). To be called before
     /// [`Self::progress`] with the same news. Blocks that were stored before a booking was made or moved there do not

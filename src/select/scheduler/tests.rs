@@ -136,8 +136,9 @@ fn siblings_of_a_fan_out_stay_together() {
             pool.book(&ask).rank.expect("a candidate")
         })
         .collect();
-    let most = shares(&chosen, 4).into_iter().max().unwrap_or_default();
-    assert!(most >= 7, "{:?}", shares(&chosen, 4));
+    // A second idle rank may compute what they share once more, as all wait for less then; a third gains nothing.
+    let ranks = shares(&chosen, 4).into_iter().filter(|share| *share > 0).count();
+    assert!(ranks <= 2, "{:?}", shares(&chosen, 4));
 }
 
 #[test]
