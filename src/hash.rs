@@ -100,6 +100,38 @@ impl HashKey {
         BlockHash(fold(plain.0 ^ self.group, extra ^ self.seed) ^ extra)
     }
 
+    /// [`Self::sequence`] of a prompt with media: a block that an item reaches into is one of that item, at that place.
+    /// Without items it is the same. The items are in the order of their places.
+    #[must_use]
+    pub fn sequence_with_media(
+        &self,
+        root: SequenceHash,
+        tokens: &[TokenId],
+        media: &[MediaItem],
+        block_tokens: u32,
+    ) -> Vec<SequenceHash> {
+        if media.is_empty() {
+            return self.sequence(root, tokens, block_tokens);
+        }
+        let size = block_tokens.max(1) as usize;
+        let (mut at, mut items, mut extra) = (root, media, Vec::new());
+        let hashes = tokens.chunks_exact(size).enumerate().map(|(number, block)| {
+            let (start, end) = (number * size, (number + 1) * size);
+            while items.first().is_some_and(|item| item.end() <= start) {
+                items = &items[1..];
+            }
+            extra.clear();
+            for item in items.iter().take_while(|item| item.first_token < end) {
+                item.key_in_block(start, &mut extra);
+            }
+            let block =
+                if extra.is_empty() { self.block(block) } else { self.block_with_extra(block, &extra) };
+            at = self.chain(at, block);
+            at
+        });
+        hashes.collect()
+    }
+
     /// The sequence hash of `block` standing behind `parent`.
     #[must_use]
     #[inline]
@@ -154,6 +186,47 @@ impl HashKey {
         fold(hash, self.group) ^ sum
     }
 }
+
+/// An image, a sound or the like in a prompt: the engine computes its own content at tokens that stand for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MediaItem {
+    /// The engine's name of its content (vLLM's `mm_hash`).
+    pub identifier: String,
+    /// The first of the tokens that stand for it, counted from the prompt's start.
+    pub first_token: usize,
+    /// How many they are.
+    pub tokens: usize,
+}
+
+impl MediaItem {
+    const fn end(&self) -> usize {
+        self.first_token.saturating_add(self.tokens)
+    }
+
+    fn key_in_block(&self, start: usize, extra: &mut Vec<u8>) {
+        push_media_key(&self.identifier, self.first_token as i64 - start as i64, extra);
+    }
+}
+
+/// Appends what a block depends on besides its tokens where an item of media reaches into it: the item, and where it
+/// begins, in tokens from the block's start; negative if it began before (vLLM's `extra_keys`).
+pub fn push_media_key(identifier: &str, offset: i64, extra: &mut Vec<u8>) {
+    extra.push(MEDIA_KEY);
+    extra.extend_from_slice(&(identifier.len() as u64).to_le_bytes());
+    extra.extend_from_slice(identifier.as_bytes());
+    extra.extend_from_slice(&offset.to_le_bytes());
+}
+
+/// Appends another thing that a block depends on, as its bytes.
+pub fn push_other_key(key: &[u8], extra: &mut Vec<u8>) {
+    extra.push(OTHER_KEY);
+    extra.extend_from_slice(&(key.len() as u64).to_le_bytes());
+    extra.extend_from_slice(key);
+}
+
+/// First bytes, so that no key of one kind is one of the other.
+const MEDIA_KEY: u8 = 1;
+const OTHER_KEY: u8 = 0;
 
 /// Shows nothing of the key.
 impl std::fmt::Debug for HashKey {
@@ -317,6 +390,45 @@ mod tests {
         let block = tokens(0..16);
         assert_ne!(key.block(&block), key.block_with_extra(&block, b""));
         assert_ne!(key.block_with_extra(&block, b"x"), key.block_with_extra(&block, b"y"));
+    }
+
+    #[test]
+    fn a_block_with_media_is_that_of_the_item_and_its_place_and_no_other() {
+        let key = HashKey::from_seed(9);
+        let prompt = tokens((0..20).chain([9; 40]).chain(100..140));
+        let sequence = |media: &[MediaItem]| key.sequence_with_media(key.plain_root(), &prompt, media, 16);
+        let item = |identifier: &str, first_token, tokens| MediaItem {
+            identifier: identifier.to_owned(),
+            first_token,
+            tokens,
+        };
+        let plain = key.sequence(key.plain_root(), &prompt, 16);
+        assert_eq!(sequence(&[]), plain);
+        let cat = sequence(&[item("cat", 20, 40)]);
+        assert_eq!(cat.len(), plain.len());
+        for other in [&plain, &sequence(&[item("dog", 20, 40)]), &sequence(&[item("cat", 21, 39)])] {
+            assert_eq!(cat[..1], other[..1], "before the item");
+            assert!(cat[1..].iter().zip(&other[1..]).all(|(a, b)| a != b));
+        }
+        // Each block has the keys of the items that reach into it.
+        let two = [item("cat", 20, 40), item("dog", 60, 4)];
+        let mut at = key.plain_root();
+        let expected = prompt.chunks_exact(16).zip([
+            vec![],
+            vec![("cat", 4)],
+            vec![("cat", -12)],
+            vec![("cat", -28), ("dog", 12)],
+            vec![],
+            vec![],
+        ]);
+        let expected = expected.map(|(block, keys)| {
+            let mut extra = Vec::new();
+            keys.iter().for_each(|(name, offset)| push_media_key(name, *offset, &mut extra));
+            let plain = keys.is_empty();
+            at = key.chain(at, if plain { key.block(block) } else { key.block_with_extra(block, &extra) });
+            at
+        });
+        assert_eq!(sequence(&two), expected.collect::<Vec<_>>());
     }
 
     #[test]

@@ -4,7 +4,7 @@ mod events_support;
 
 use events_support::{Event, Record, json, names, owned, records};
 use kvspoa::events::{Batch, Groups};
-use kvspoa::hash::HashKey;
+use kvspoa::hash::{HashKey, MediaItem};
 use kvspoa::index::{Index, IndexConfig, Overlap, Overlaps};
 use kvspoa::units::{BlockHash, EngineHash, RankId, SequenceHash, Tier, TokenId};
 use serde_json::Value;
@@ -33,6 +33,19 @@ fn root(step: &Value, key: &HashKey) -> SequenceHash {
     let salt = ["/body/cache_salt", "/options/cache_salt"].iter().find_map(|at| step.pointer(at)?.as_str());
     let lora = step.pointer("/options/lora_request").and_then(Value::as_str);
     key.root(lora.and_then(|lora| lora.split('\'').nth(1)), salt)
+}
+
+/// The media in the request's prompt, as the driver of vLLM's managers wrote them down.
+fn media(step: &Value) -> Vec<MediaItem> {
+    let Some(text) = step.pointer("/options/mm_features").and_then(Value::as_str) else { return Vec::new() };
+    let number = |name: &str| {
+        let after = text.split_once(name).expect("there").1;
+        after.chars().take_while(char::is_ascii_digit).collect::<String>().parse().expect("a number")
+    };
+    let identifier = text.split_once("identifier='").expect("there").1.split('\'').next().expect("quoted");
+    assert_eq!(text.matches("identifier=").count(), 1);
+    let (first_token, tokens) = (number("offset="), number("length="));
+    vec![MediaItem { identifier: identifier.to_owned(), first_token, tokens }]
 }
 
 /// One recording followed by an index and by plain sets.
@@ -141,7 +154,8 @@ fn compare(name: &str, block_tokens: u32) -> [u32; 3] {
     let mut seen = [0; 3];
     for step in json["steps"].as_array().expect("steps") {
         if let (Some(cached), Some(tokens)) = (cached_tokens(step), prompt(step)) {
-            let sequence = follower.key.sequence(root(step, &follower.key), &tokens, block_tokens);
+            let root = root(step, &follower.key);
+            let sequence = follower.key.sequence_with_media(root, &tokens, &media(step), block_tokens);
             let overlap = follower.overlap(&sequence);
             // The engine always computes the last token.
             let most = (tokens.len() as u32 - 1) / block_tokens;
@@ -182,6 +196,31 @@ fn the_overlap_is_what_vllms_own_managers_found_with_salts_adapters_and_eviction
         assert!(compared >= 20 && found >= 4, "{name}: {compared} {found}");
     }
     assert!(compare("managers-dp-rank-3", 16)[0] >= 1);
+}
+
+#[test]
+fn a_prompt_with_an_image_matches_by_the_images_hash_and_without_it_only_what_stands_before() {
+    for name in ["managers-bs16-int", "managers-bs16-bytes"] {
+        let json = json(name);
+        let steps = json["steps"].as_array().expect("steps");
+        let step = steps.iter().find(|step| !media(step).is_empty()).expect("one with an image");
+        let (tokens, items) = (prompt(step).expect("a prompt"), media(step));
+        let mut follower = Follower::new();
+        let end = step["records"][1].as_u64().expect("a range") as usize;
+        records(name)[..end].iter().filter(|record| !record.replayed).for_each(|r| follower.apply(r));
+        let matched = |items: &[MediaItem]| {
+            let key = &follower.key;
+            let sequence = key.sequence_with_media(key.plain_root(), &tokens, items, 16);
+            follower.overlap(&sequence).gpu_blocks as usize
+        };
+        let before = items[0].first_token / 16;
+        assert!(before > 0 && before < tokens.len() / 16);
+        assert_eq!(matched(&items), tokens.len() / 16);
+        assert_eq!(matched(&[]), before, "text of the same ids");
+        let other = MediaItem { identifier: "another".to_owned(), ..items[0].clone() };
+        let moved = MediaItem { first_token: items[0].first_token + 1, ..items[0].clone() };
+        assert_eq!([matched(&[other]), matched(&[moved])], [before; 2]);
+    }
 }
 
 #[test]

@@ -148,6 +148,13 @@ impl<'a> Cursor<'a> {
         if signed && bits > i64::MAX as u64 { Err(Fault::Type) } else { Ok(bits) }
     }
 
+    /// An integer of 64 bits with a sign.
+    pub(super) fn int(&mut self) -> Result<i64, Fault> {
+        let is_large = self.peek()? == 0xcf;
+        let number = self.int_bits()? as i64;
+        if is_large && number < 0 { Err(Fault::Type) } else { Ok(number) }
+    }
+
     /// Any integer; a negative one by its two's complement.
     fn int_bits(&mut self) -> Result<u64, Fault> {
         Ok(match self.byte()? {

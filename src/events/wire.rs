@@ -8,7 +8,7 @@
 use super::batch::{Batch, Entry, SkipReason};
 use super::groups::Groups;
 use super::msgpack::{Cursor, Fault};
-use crate::hash::HashKey;
+use crate::hash::{HashKey, push_media_key, push_other_key};
 use crate::units::{EngineHash, Tier};
 
 /// Why a payload is no batch, or not a whole one.
@@ -368,10 +368,14 @@ impl Batch {
                         *salt = Some(text);
                         continue;
                     }
+                } else if let Ok((item, offset)) = media_key(&mut keys) {
+                    push_media_key(item, offset, &mut self.extra);
+                    continue;
                 } else {
+                    keys = start;
                     keys.skip()?;
                 }
-                self.extra.extend_from_slice(keys.since(start));
+                push_other_key(keys.since(start), &mut self.extra);
             }
             self.block_hashes.push(if self.extra.is_empty() {
                 key.block(tokens)
@@ -411,6 +415,14 @@ impl Fields<'_> {
         };
         Ok(if self.remote { Tier::Disk } else { tier })
     }
+}
+
+/// An item of media and where it begins in the block.
+fn media_key<'a>(keys: &mut Cursor<'a>) -> Result<(&'a str, i64), Fault> {
+    if keys.array()? != 2 {
+        return Err(Fault::Type);
+    }
+    Ok((keys.str()?, keys.int()?))
 }
 
 fn common_divisor(mut a: u32, mut b: u32) -> u32 {

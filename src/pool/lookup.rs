@@ -2,6 +2,7 @@
 
 use super::{Pool, Rank, RankState, Ranks, Servers};
 use crate::{
+    hash::MediaItem,
     index::Overlaps,
     select::{Candidate, PromptBlocks},
     units::{RankId, SequenceHash, TokenId},
@@ -44,11 +45,12 @@ pub struct Stream {
 }
 
 impl Pool {
-    /// Looks up a prompt. `prompt_tokens` is its length, estimated where `tokens` is `None`.
+    /// Looks up a prompt with the media in it. `prompt_tokens` is its length, estimated where `tokens` is `None`.
     #[must_use]
     pub fn lookup(
         &self,
         tokens: Option<&[TokenId]>,
+        media: &[MediaItem],
         root: SequenceHash,
         prompt_tokens: u32,
         now: Instant,
@@ -65,7 +67,9 @@ impl Pool {
         // Hashed before the lock is taken: the longest part of a look-up.
         let sequences: Vec<(u32, Vec<SequenceHash>)> = sizes
             .iter()
-            .filter_map(|size| tokens.map(|tokens| (*size, self.key.sequence(root, tokens, *size))))
+            .filter_map(|size| {
+                tokens.map(|tokens| (*size, self.key.sequence_with_media(root, tokens, media, *size)))
+            })
             .collect();
         let mut candidates: Vec<Candidate> = streams
             .iter()

@@ -1,6 +1,7 @@
 //! Requests that come again: retries, health checks, clients that ask the same thing.
 
 use super::Tokens;
+use crate::hash::MediaItem;
 use crate::recent::{CacheStats, Key, Recent};
 use crate::request::Endpoint;
 use crate::units::TokenId;
@@ -14,6 +15,8 @@ const SHARDS: usize = 4;
 pub struct Prompt {
     /// The tokens.
     pub tokens: Tokens,
+    /// The media in them.
+    pub media: Vec<MediaItem>,
     /// Whether nothing that was not seen can change them.
     pub identity_is_known: bool,
     /// The model or LoRA adapter asked for.
@@ -57,7 +60,9 @@ impl Repeats {
         let Some(recent) = self.0.as_ref().filter(|_| prompt.tokens.is_whole) else { return };
         let texts = [&prompt.model, &prompt.cache_salt].into_iter().flatten().map(String::capacity);
         let ids = prompt.tokens.ids.capacity() * size_of::<TokenId>();
-        recent.insert(key.0, Arc::clone(prompt), size_of::<Prompt>() + ids + texts.sum::<usize>());
+        let media = prompt.media.iter().map(|item| size_of::<MediaItem>() + item.identifier.capacity());
+        let bytes = size_of::<Prompt>() + ids + texts.sum::<usize>() + media.sum::<usize>();
+        recent.insert(key.0, Arc::clone(prompt), bytes);
     }
 
     pub(super) fn stats(&self) -> CacheStats {
@@ -71,7 +76,13 @@ mod tests {
 
     fn prompt(is_whole: bool) -> Arc<Prompt> {
         let tokens = Tokens { ids: vec![TokenId(7)], total: 1, is_whole, ..Tokens::default() };
-        Arc::new(Prompt { tokens, identity_is_known: true, model: Some("m".into()), cache_salt: None })
+        Arc::new(Prompt {
+            tokens,
+            media: Vec::new(),
+            identity_is_known: true,
+            model: Some("m".into()),
+            cache_salt: None,
+        })
     }
 
     #[test]

@@ -9,8 +9,8 @@ use super::conversation::{self, Conversation};
 use super::harmony::Harmony;
 use super::json::{self, Object};
 use super::seen::SeenMessages;
-use super::{anthropic, responses, scan};
-use crate::units::TokenId;
+use super::{anthropic, generate, responses, scan};
+use crate::{hash::MediaItem, units::TokenId};
 use serde_json::Value;
 
 /// The endpoints whose body holds a prompt that can be routed by.
@@ -26,6 +26,8 @@ pub enum Endpoint {
     Responses,
     /// `/v1/messages`
     Messages,
+    /// `/inference/v1/generate`, vLLM's own: token ids, and what stands behind those of media.
+    Generate,
 }
 
 /// Ends of paths under which an engine takes text, but keeps no cache of it that is worth a way to it.
@@ -55,6 +57,7 @@ impl Endpoint {
             ("/v1/completions", Self::Completions),
             ("/v1/responses", Self::Responses),
             ("/v1/messages", Self::Messages),
+            ("/inference/v1/generate", Self::Generate),
         ];
         endpoints.into_iter().find(|(end, _)| path.ends_with(end)).map(|(_, endpoint)| endpoint)
     }
@@ -81,6 +84,8 @@ pub struct Ask {
     pub model: Option<String>,
     /// The prompt.
     pub prompt: PromptInput,
+    /// The media in a prompt of token ids, in the order of their places.
+    pub media: Vec<MediaItem>,
     /// Whether the prompt is all that the engine will see, and not the beginning of it.
     pub is_whole: bool,
     /// Whether nothing that was not seen can change the part of the prompt that was.
@@ -281,6 +286,7 @@ pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
         Endpoint::Completions => completion_prompt(body),
         Endpoint::Responses => converted_prompt(body, responses::parse),
         Endpoint::Messages => converted_prompt(body, anthropic::parse),
+        Endpoint::Generate => generate::tokens(body).map(PromptInput::Tokens),
     })
 }
 
@@ -295,12 +301,14 @@ pub(super) fn read_prompt(
         return Err(BodyError::Refused("an empty cache_salt"));
     }
     let prompt = prompt(&mut body)?;
+    let media = if endpoint == Endpoint::Generate { generate::media(&mut body)? } else { Vec::new() };
     let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
     Ok(Ask {
         is_whole,
         identity_is_known: is_whole,
         model: json::take_text(&mut body, "model")?,
         prompt,
+        media,
         truncation: truncation(&mut body, endpoint)?,
         cache_salt,
         max_tokens: max_tokens(&body, endpoint),
@@ -399,7 +407,7 @@ fn completion_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
     }
 }
 
-fn token_ids(value: Value, field: &'static str) -> Result<Vec<TokenId>, BodyError> {
+pub(super) fn token_ids(value: Value, field: &'static str) -> Result<Vec<TokenId>, BodyError> {
     let Value::Array(ids) = value else { return Err(BodyError::Field(field)) };
     let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok()).map(TokenId);
     ids.iter().map(|value| id(value).ok_or(BodyError::Field(field))).collect()
@@ -411,7 +419,7 @@ fn truncation(body: &mut Object, endpoint: Endpoint) -> Result<Option<Truncation
     let answer = usize::from(max_tokens(body, endpoint).is_some_and(|tokens| tokens > 0));
     let context = Limit::ContextLess(answer);
     match endpoint {
-        Endpoint::Messages => return Ok(None),
+        Endpoint::Messages | Endpoint::Generate => return Ok(None),
         Endpoint::Responses => {
             // What is told to be `null` is not `disabled`.
             if body.get("truncation").is_some_and(Value::is_null) {
@@ -442,9 +450,10 @@ fn truncation(body: &mut Object, endpoint: Endpoint) -> Result<Option<Truncation
 }
 
 fn max_tokens(body: &Object, endpoint: Endpoint) -> Option<u32> {
-    let number =
-        |name: &str| body.get(name).and_then(Value::as_u64).map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+    let in_u32 = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+    let number = |name: &str| body.get(name).and_then(Value::as_u64).map(in_u32);
     match endpoint {
+        Endpoint::Generate => body.get("sampling_params")?.get("max_tokens")?.as_u64().map(in_u32),
         Endpoint::Responses => number("max_output_tokens"),
         Endpoint::ChatCompletions | Endpoint::ChatBatch => {
             number("max_completion_tokens").or_else(|| number("max_tokens"))

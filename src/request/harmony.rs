@@ -85,7 +85,7 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
         Endpoint::ChatCompletions => chat,
         Endpoint::Responses => responses,
         // Its prompts are no conversations.
-        Endpoint::Completions => return body::parse(endpoint, body),
+        Endpoint::Completions | Endpoint::Generate => return body::parse(endpoint, body),
         Endpoint::ChatBatch | Endpoint::Messages => return Err(BodyError::Unsupported("gpt-oss here")),
     };
     match serde_json::from_slice(body) {

@@ -3,6 +3,7 @@
 mod anthropic;
 pub mod body;
 pub mod conversation;
+mod generate;
 pub mod harmony;
 mod json;
 pub mod notify;

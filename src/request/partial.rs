@@ -18,6 +18,7 @@ const CHAT_IDENTITY: &[&str] = &["model", "cache_salt", "tools", "chat_template_
 const COMPLETIONS_IDENTITY: &[&str] =
     &["model", "cache_salt", "add_special_tokens", "truncate_prompt_tokens"];
 const MESSAGES_IDENTITY: &[&str] = &["model", "cache_salt", "tools", "chat_template_kwargs", "system"];
+const GENERATE_IDENTITY: &[&str] = &["model", "cache_salt", "features"];
 const RESPONSES_IDENTITY: &[&str] = &["model", "cache_salt", "tools", "chat_template_kwargs", "instructions"];
 
 /// Reads the beginning of a body.
@@ -34,13 +35,19 @@ pub fn parse(endpoint: Endpoint, beginning: &[u8]) -> Result<Ask, BodyError> {
         Endpoint::Messages => ("messages", MESSAGES_IDENTITY),
         Endpoint::Completions => ("prompt", COMPLETIONS_IDENTITY),
         Endpoint::Responses => ("input", RESPONSES_IDENTITY),
+        Endpoint::Generate => ("token_ids", GENERATE_IDENTITY),
         Endpoint::ChatBatch => return Err(BodyError::Cut),
     };
+    if endpoint == Endpoint::Generate && !media_was_seen(&fields, &place) {
+        return Err(BodyError::Cut);
+    }
     let mut cut = Cut::AfterMessage;
     match place.first() {
         Some(Place::Field(name)) if name == prompt_field => {
             cut = open_prompt(endpoint, &mut fields, prompt_field, &place, in_text)?;
         }
+        // The items' own data, which make such bodies long, follow their names and places.
+        Some(Place::Field(name)) if endpoint == Endpoint::Generate && name == "features" => {}
         // Of another field nothing is of use but its whole.
         Some(Place::Field(name)) => drop(fields.shift_remove(name)),
         _ => {}
@@ -58,6 +65,16 @@ pub fn parse(endpoint: Endpoint, beginning: &[u8]) -> Result<Ask, BodyError> {
     ask.identity_is_known &= identity_was_seen;
     ask.is_whole = false;
     Ok(ask)
+}
+
+/// Whether the media of a prompt of token ids are known, or known not to be there.
+fn media_was_seen(fields: &Object, place: &[Place]) -> bool {
+    match place {
+        [Place::Field(field), inside @ ..] if field == "features" => {
+            matches!(inside, [Place::Field(data), ..] if data == "kwargs_data" || data == "mm_metadata")
+        }
+        _ => fields.contains_key("features"),
+    }
 }
 
 /// Removes what of the prompt is not usable, and says how it ends then.

@@ -253,6 +253,7 @@ impl Preparing {
         let tokens = model.tokens(&ask, &|| Instant::now() >= self.until)?;
         let made = Arc::new(prompt::Prompt {
             tokens,
+            media: ask.media,
             identity_is_known: ask.identity_is_known,
             model: ask.model,
             cache_salt: ask.cache_salt,
@@ -312,18 +313,19 @@ fn choose(
     book: bool,
 ) -> Decision {
     let started = Instant::now();
-    let (tokens, root, prompt_tokens) = match &prompt {
+    let (tokens, media, root, prompt_tokens) = match &prompt {
         Ok(prompt) => {
             let made = &prompt.made;
             let root = pool.root(made.model.as_deref(), made.cache_salt.as_deref());
-            (Some(&made.tokens.ids[..]), root, prompt.total)
+            (Some(&made.tokens.ids[..]), &made.media[..], root, prompt.total)
         }
         Err(_) => {
             let body_bytes = request.content_length.unwrap_or(request.body.len() as u64);
-            (None, pool.key.plain_root(), claimed_tokens(pool, body_bytes))
+            (None, &[][..], pool.key.plain_root(), claimed_tokens(pool, body_bytes))
         }
     };
-    let found = pool.lookup(tokens, root, u32::try_from(prompt_tokens).unwrap_or(u32::MAX), started);
+    let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+    let found = pool.lookup(tokens, media, root, prompt_tokens, started);
     let looked_up = Instant::now();
     // Without an id the end would never be told: then nothing is booked.
     let book = book && request.id.is_some();

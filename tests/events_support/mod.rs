@@ -2,7 +2,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part")]
 
 use kvspoa::events::{Batch, KvEvent};
-use kvspoa::hash::HashKey;
+use kvspoa::hash::{HashKey, push_media_key, push_other_key};
 use kvspoa::units::{BlockHash, EngineHash, SequenceHash, Tier, TokenId};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use std::collections::HashMap;
@@ -106,6 +106,14 @@ pub enum Value {
 impl Value {
     pub fn list(&self) -> Option<&[Self]> {
         if let Self::List(list) = self { Some(list) } else { None }
+    }
+
+    fn media_item(&self) -> Option<(&str, i64)> {
+        match self.list()? {
+            [Self::Text(item), Self::Int(offset)] => Some((item, *offset)),
+            [Self::Text(item), Self::Uint(offset)] => Some((item, i64::try_from(*offset).ok()?)),
+            _ => None,
+        }
     }
 
     pub fn text(&self) -> Option<&str> {
@@ -343,7 +351,16 @@ impl Oracle {
                         salt = keys.remove(at).text().map(str::to_owned);
                     }
                     let mut extra = Vec::new();
-                    keys.iter().for_each(|k| k.encode(&mut extra));
+                    for other in keys {
+                        match other.media_item() {
+                            Some((item, offset)) => push_media_key(item, offset, &mut extra),
+                            None => {
+                                let mut bytes = Vec::new();
+                                other.encode(&mut bytes);
+                                push_other_key(&bytes, &mut extra);
+                            }
+                        }
+                    }
                     block_hashes.push(if extra.is_empty() {
                         key.block(block)
                     } else {

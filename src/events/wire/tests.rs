@@ -1,5 +1,6 @@
 use super::*;
 use crate::events::{KvEvent, Stored};
+use crate::hash::MediaItem;
 use crate::units::{BlockHash, TokenId};
 use serde_json::{Value, json};
 
@@ -197,9 +198,36 @@ fn media_items_belong_to_their_blocks_and_the_salt_is_found_behind_them() {
     )]));
     let stored = only_stored(&batch);
     assert_eq!(stored.root, key().root(Some("a"), Some("s")));
-    let item = |offset: i32| rmp_serde::to_vec(&json!(["image", offset])).expect("encodes");
-    let hashed = |tokens: [u32; 4], offset| key().block_with_extra(&tokens.map(TokenId), &item(offset));
-    assert_eq!(stored.block_hashes, [hashed([0, 1, 2, 3], 3), hashed([4, 5, 6, 7], -1)]);
+    let media = [MediaItem { identifier: "image".to_owned(), first_token: 3, tokens: 4 }];
+    let prompt: Vec<TokenId> = (0..8).map(TokenId).collect();
+    let root = stored.root;
+    let chain = stored.block_hashes.iter().scan(root, |at, block| {
+        *at = key().chain(*at, *block);
+        Some(*at)
+    });
+    assert_eq!(chain.collect::<Vec<_>>(), key().sequence_with_media(root, &prompt, &media, 4));
+}
+
+#[test]
+fn extra_keys_of_a_kind_that_is_not_known_belong_to_their_blocks_too() {
+    let blocks = |extra: Value| {
+        let batch = decode(&json!([with(stored(), &json!({"extra_keys": [extra, null]}))]));
+        only_stored(&batch).block_hashes.to_vec()
+    };
+    let plain = [block(&[0, 1, 2, 3]), block(&[4, 5, 6, 7])];
+    let odd = [
+        json!([["a"]]),
+        json!([["a", 1, 2]]),
+        json!([[1, "a"]]),
+        json!([["a", 1.5]]),
+        json!([7]),
+        json!([["a", 1]]),
+    ];
+    let hashed: Vec<_> = odd.into_iter().map(blocks).collect();
+    for (at, one) in hashed.iter().enumerate() {
+        assert_eq!(one[1], plain[1]);
+        assert!(one[0] != plain[0] && hashed[..at].iter().all(|other| one[0] != other[0]), "{at}");
+    }
 }
 
 #[test]

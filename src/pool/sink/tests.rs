@@ -77,7 +77,8 @@ impl Scene {
     fn matched(&self, tokens: &[u32], model: Option<&str>) -> u32 {
         let tokens: Vec<TokenId> = tokens.iter().copied().map(TokenId).collect();
         let root = self.pool.root(model, None);
-        self.pool.lookup(Some(&tokens), root, tokens.len() as u32, Instant::now()).candidates[0].gpu_blocks
+        self.pool.lookup(Some(&tokens), &[], root, tokens.len() as u32, Instant::now()).candidates[0]
+            .gpu_blocks
     }
 
     fn fault(&self) -> Option<FeedFault> {
@@ -252,7 +253,7 @@ fn what_is_stored_behind_a_booked_prompt_is_its_answer() {
     scene.state(FeedState::Exact);
     scene.apply(json!([stored(90, 4, &[9, 9, 9, 9])]));
     let tokens = PROMPT.map(TokenId);
-    let found = scene.pool.lookup(Some(&tokens), scene.key.plain_root(), 8, Instant::now());
+    let found = scene.pool.lookup(Some(&tokens), &[], scene.key.plain_root(), 8, Instant::now());
     let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
     assert!(scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
     let load = |scene: &Scene| scene.pool.scheduler.lock().loads().next().expect("a rank").1;
@@ -272,7 +273,7 @@ fn what_was_sent_counts_only_where_events_do_not_tell_all_and_is_forgotten_with_
     let mut scene = Scene::connecting();
     let candidate = |scene: &Scene| {
         let tokens = PROMPT.map(TokenId);
-        let found = scene.pool.lookup(Some(&tokens), scene.key.plain_root(), 8, Instant::now());
+        let found = scene.pool.lookup(Some(&tokens), &[], scene.key.plain_root(), 8, Instant::now());
         let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
         scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now());
         scene.pool.scheduler.lock().end(RequestId(1), None, Instant::now());
