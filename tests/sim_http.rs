@@ -6,6 +6,10 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use kvspoa::agent::parity::{self, Verdict};
+use kvspoa::client::Access;
+use kvspoa::config::{HttpAccess, HttpAddr, Rendering};
+use kvspoa::prompt::{Model, ModelOptions};
 use kvspoa::sim::{Replica, ReplicaArgs};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -355,4 +359,41 @@ async fn a_replica_that_starts_again_has_the_same_ports_the_same_hashes_and_new_
     let after = replay(&second, 0);
     assert_eq!(after[0][2], 0u64.to_be_bytes());
     assert_eq!(events(&after[0][3]), events(&before[0][3]));
+}
+
+async fn verdicts(replica: &HttpAddr, model: &Model) -> Vec<(&'static str, Verdict)> {
+    let access = Access::load(&HttpAccess::default()).expect("no files are named");
+    let mut verdicts = Vec::new();
+    for probe in parity::probes() {
+        verdicts.push((probe.name, parity::ask(&access, replica, model, &probe).await));
+    }
+    verdicts
+}
+
+#[tokio::test]
+async fn a_replica_is_asked_whether_it_makes_our_tokens() {
+    let replica = start(args()).await;
+    let addr: HttpAddr = replica.http_addr().to_string().parse().expect("an address");
+    let same = Model::embedded().expect("the embedded model");
+    for (name, verdict) in verdicts(&addr, &same).await {
+        assert!(matches!(verdict, Verdict::Equal { tokens: 4.. }), "{name}: {verdict:?}");
+    }
+
+    // Another template: it is told where it differs, and that texts without one do not.
+    let dir = tempfile::tempdir().expect("a directory");
+    let template = dir.path().join("other.jinja");
+    let source = "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content }}{% endfor %}";
+    std::fs::write(&template, source).expect("a file");
+    let rendering = Rendering { chat_template: Some(template), ..Rendering::default() };
+    let other = Model::embedded_with(ModelOptions::from(&rendering)).expect("a model");
+    for (name, verdict) in verdicts(&addr, &other).await {
+        assert_eq!(verdict.is_fault(), name != "text", "{name}: {verdict:?}");
+        if let (Verdict::Different(parity), "plain") = (verdict, name) {
+            assert_eq!((parity.differ_at, parity.theirs > 4), (Some(2), true), "behind the role");
+        }
+    }
+
+    replica.stop().await;
+    let (_, verdict) = verdicts(&addr, &same).await.remove(0);
+    assert!(matches!(verdict, Verdict::NoAnswer(_)), "{verdict:?}");
 }

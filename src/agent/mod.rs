@@ -5,6 +5,7 @@ mod error;
 mod files;
 mod listing;
 mod members;
+pub mod parity;
 mod polls;
 mod settle;
 

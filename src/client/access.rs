@@ -2,7 +2,8 @@
 
 use super::{Answer, ClientError, Request, Tls, TlsError, exchange};
 use crate::config::{HttpAccess, HttpAddr};
-use hyper::{header, header::HeaderValue};
+use bytes::Bytes;
+use hyper::{Method, header, header::HeaderValue};
 use std::path::{Path, PathBuf};
 
 /// A client of the replicas of one pool.
@@ -60,12 +61,34 @@ impl Access {
     /// # Errors
     /// [`ClientError`]; an answer of any status is none.
     pub async fn get(&self, addr: &HttpAddr, target: &str, max_bytes: usize) -> Result<Answer, ClientError> {
+        self.send(addr, Request::get(target), max_bytes).await
+    }
+
+    /// Sends a POST with a JSON body and reads no more than `max_bytes` of answer.
+    ///
+    /// # Errors
+    /// As [`Access::get`].
+    pub async fn post(
+        &self,
+        addr: &HttpAddr,
+        target: &str,
+        body: Bytes,
+        max_bytes: usize,
+    ) -> Result<Answer, ClientError> {
+        self.send(addr, Request { method: Method::POST, body, ..Request::get(target) }, max_bytes).await
+    }
+
+    async fn send(
+        &self,
+        addr: &HttpAddr,
+        mut request: Request<'_>,
+        max_bytes: usize,
+    ) -> Result<Answer, ClientError> {
         let tls = match &self.tls {
             _ if !self.force_tls.unwrap_or(addr.tls) => None,
             Ok(tls) => Some((tls, self.server_name.as_deref().unwrap_or_else(|| addr.host()))),
             Err(reason) => return Err(ClientError::NoTls(reason.clone())),
         };
-        let mut request = Request::get(target);
         if let Some(authorization) = &self.authorization {
             request.headers.push((header::AUTHORIZATION, authorization.clone()));
         }

@@ -143,6 +143,12 @@ impl Model {
         self.native.filter(|_| self.harmony.is_none()).map(|native| native.name)
     }
 
+    /// Whether `/tokenize` of the engine answers what is computed: not for gpt-oss, of which it renders the template.
+    #[must_use]
+    pub const fn is_told_by_tokenize(&self) -> bool {
+        self.harmony.is_none()
+    }
+
     /// Reads a whole body as the engine does for this model. What was read lately of the same conversation is not read
     /// again.
     ///

@@ -1,7 +1,9 @@
-//! Whether our tokens of a body are those of a replica: the comparison with its `/tokenize`.
+//! Whether our tokens of a body are those of a replica: the comparison with what it answers to the same body.
 //!
 //! One token of difference hides every block behind it, and nothing fails. `/tokenize` takes the bodies of chat
-//! completions and completions, and knows neither documents nor truncation (vLLM 0.32).
+//! completions and completions, and knows neither documents nor truncation; of gpt-oss it answers what its chat template
+//! makes, which is not what is computed. The `/render` endpoints tell exactly, where the engine has them enabled (vLLM
+//! 0.32).
 
 use super::Model;
 use crate::{
@@ -10,11 +12,8 @@ use crate::{
 };
 use serde::Deserialize;
 
-/// Where a replica answers with its tokens.
-pub const PATH: &str = "/tokenize";
-
-/// Why there is no comparison.
-#[derive(Debug, thiserror::Error)]
+/// Why we have no tokens to compare with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParityError {
     /// The body of the probe has no tokens here.
     #[error("the body is not understood: {0}")]
@@ -22,9 +21,6 @@ pub enum ParityError {
     /// The model makes no tokens of it.
     #[error("the prompt has no certain tokens: {0}")]
     Prompt(#[from] super::PromptError),
-    /// The replica's answer has no list of tokens.
-    #[error("the answer of {PATH} has no tokens")]
-    Answer,
 }
 
 /// Two token lists compared. It holds no token, so that no prompt can leak.
@@ -38,46 +34,68 @@ pub struct Parity {
     pub differ_at: Option<usize>,
 }
 
+/// What `/tokenize` or a `/render` endpoint answers.
 #[derive(Deserialize)]
-struct Answer {
-    tokens: Vec<u32>,
+#[serde(untagged)]
+enum Answer {
+    Tokens { tokens: Vec<u32> },
+    Rendered { token_ids: Vec<u32> },
+    Several(Vec<Self>),
 }
 
-/// Compares the model's tokens of `body` with a replica's answer to it.
+impl Answer {
+    fn tokens(self) -> Option<Vec<u32>> {
+        match self {
+            Self::Tokens { tokens: ids } | Self::Rendered { token_ids: ids } => Some(ids),
+            Self::Several(mut all) if all.len() == 1 => all.pop()?.tokens(),
+            Self::Several(_) => None,
+        }
+    }
+}
+
+/// The model's own tokens of `body`.
 ///
 /// # Errors
-/// [`ParityError`] where one of the lists is missing.
-pub fn compare(model: &Model, endpoint: Endpoint, body: &[u8], answer: &[u8]) -> Result<Parity, ParityError> {
-    let ours = model.tokenize(&model.read(endpoint, body)?.prompt)?;
-    let Answer { tokens: theirs } = serde_json::from_slice(answer).map_err(|_| ParityError::Answer)?;
+/// [`ParityError`] where there are none that are certain.
+pub fn ours(model: &Model, endpoint: Endpoint, body: &[u8]) -> Result<Vec<TokenId>, ParityError> {
+    Ok(model.tokenize(&model.read(endpoint, body)?.prompt)?)
+}
+
+/// Compares our tokens with a replica's answer; `None` if there are none in it.
+#[must_use]
+pub fn compare(ours: &[TokenId], answer: &[u8]) -> Option<Parity> {
+    let theirs = serde_json::from_slice::<Answer>(answer).ok()?.tokens()?;
     let common = ours.iter().zip(&theirs).take_while(|(ours, theirs)| **ours == TokenId(**theirs)).count();
     let is_equal = common == ours.len() && common == theirs.len();
-    Ok(Parity { ours: ours.len(), theirs: theirs.len(), differ_at: (!is_equal).then_some(common) })
+    Some(Parity { ours: ours.len(), theirs: theirs.len(), differ_at: (!is_equal).then_some(common) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::body;
-
-    const BODY: &[u8] = br#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
-
-    fn parity(answer: &str) -> Result<Parity, ParityError> {
-        let model = Model::embedded().expect("the embedded model");
-        compare(&model, Endpoint::ChatCompletions, BODY, answer.as_bytes())
-    }
+    use serde_json::json;
 
     #[test]
     fn the_first_difference_is_told() {
+        let ids = [7, 8, 9].map(TokenId);
+        let at = |answer: serde_json::Value| {
+            compare(&ids, answer.to_string().as_bytes()).map(|parity| parity.differ_at)
+        };
+        assert_eq!(at(json!({ "count": 3, "tokens": [7, 8, 9] })), Some(None));
+        assert_eq!(at(json!({ "token_ids": [7, 8, 9], "cache_salt": null })), Some(None));
+        assert_eq!(at(json!([{ "token_ids": [7, 8, 9] }])), Some(None));
+        assert_eq!(at(json!({ "tokens": [7, 9, 9] })), Some(Some(1)));
+        assert_eq!(at(json!({ "tokens": [7, 8] })), Some(Some(2)));
+        assert_eq!(at(json!({ "tokens": [7, 8, 9, 10] })), Some(Some(3)));
+        assert_eq!(at(json!({ "error": {} })), None);
+        assert_eq!(at(json!([{ "token_ids": [7] }, { "token_ids": [8] }])), None);
+    }
+
+    #[test]
+    fn our_tokens_are_those_of_the_model() {
         let model = Model::embedded().expect("the embedded model");
-        let ask = body::parse(Endpoint::ChatCompletions, BODY).expect("a body");
-        let ids: Vec<u32> = model.tokenize(&ask.prompt).expect("tokens").iter().map(|id| id.0).collect();
-        let answer = |ids: &[u32]| serde_json::json!({ "count": ids.len(), "tokens": ids }).to_string();
-        assert_eq!(parity(&answer(&ids)).expect("a comparison").differ_at, None);
-        let mut other = ids.clone();
-        other[2] += 1;
-        assert_eq!(parity(&answer(&other)).expect("a comparison").differ_at, Some(2));
-        assert_eq!(parity(&answer(&ids[..3])).expect("a comparison").differ_at, Some(3));
-        assert!(matches!(parity(r#"{"error": {}}"#), Err(ParityError::Answer)));
+        let of = |body: &str| ours(&model, Endpoint::ChatCompletions, body.as_bytes());
+        assert!(of(r#"{"messages": [{"role": "user", "content": "Hi"}]}"#).expect("tokens").len() > 3);
+        assert_eq!(of("{}"), Err(ParityError::Body(BodyError::EmptyPrompt)));
     }
 }
