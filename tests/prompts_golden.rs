@@ -3,6 +3,9 @@
 //! The tokenizer of Qwen3 is not part of the repository: `scripts/fetch-tokenizers` fetches it. Neither are the
 //! templates of real models: `scripts/template-matrix` fetches them and renders them in vLLM.
 
+#[path = "support/any_body.rs"]
+mod any_body;
+
 use kvspoa::prompt::{Model, ModelOptions, PromptError};
 use kvspoa::request::body::{Endpoint, PromptInput, parse};
 use kvspoa::units::TokenId;
@@ -338,4 +341,88 @@ fn messages_of_anthropic_render_to_the_texts_that_vllm_made() {
 #[test]
 fn responses_render_to_the_texts_that_vllm_made() {
     assert_eq!(golden!(Responses, "-responses"), 3 * 28);
+}
+
+/// Python's `json` (scripts/json_goldens.py): repeated keys, numbers at and beyond the edges, escapes, lone surrogates.
+/// What we cannot read as Python does gives no prompt.
+#[test]
+fn json_is_read_and_written_as_by_python_or_not_at_all() {
+    let cases: Vec<(String, Option<String>)> =
+        serde_json::from_str(include_str!("fixtures/templates/json.json")).expect("cases");
+    let model = model_of("{{ x | tojson }}");
+    let (mut equal, mut refused, mut wrong) = (0, Vec::new(), Vec::new());
+    for (text, python) in &cases {
+        // Within a list, so that null and "auto" are not taken as not given.
+        let body = format!(
+            r#"{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {{"x": [{text}]}}}}"#
+        );
+        let ask = model.read(Endpoint::ChatCompletions, body.as_bytes());
+        let ours = match ask.map(|ask| ask.prompt) {
+            Ok(PromptInput::Chat(conversation)) => model.render(&conversation).ok(),
+            _ => None,
+        };
+        match (ours, python) {
+            (Some(ours), Some(python)) if ours == format!("[{python}]") => equal += 1,
+            (Some(ours), python) => wrong.push(format!("{text}: {ours} is not {python:?}")),
+            (None, Some(_)) => refused.push(text.as_str()),
+            (None, None) => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    println!("equal {equal}, refused {}", refused.len());
+    assert!(equal >= 150, "{equal}");
+    // Integers beyond 64 bits and floats as large, minus zero, what is no number, and half of a surrogate pair.
+    let reasons = [
+        "18446744073709551616",
+        "123456789012345678901234567890",
+        "-9223372036854775809",
+        "100000000000000000000.0",
+        "e30",
+        "e400",
+        "-0",
+        "NaN",
+        "Infinity",
+        "\\ud83d",
+        "\\uD83D",
+        "\\ude00",
+    ];
+    refused.retain(|text| !reasons.iter().any(|reason| text.contains(reason)));
+    assert!(refused.is_empty(), "{refused:#?}");
+}
+
+/// Bodies of the fixtures with some bytes changed, left out or doubled, and cut anywhere.
+#[test]
+fn no_body_breaks_the_reader_and_a_cut_one_has_the_first_tokens_of_the_whole() {
+    let model = Model::embedded().expect("the embedded model");
+    let harmony = harmony_model(&tiny_harmony_tokenizer());
+    let mut bodies = Vec::new();
+    for (_, endpoint, fixture) in BODIES {
+        let cases: Value = serde_json::from_str(fixture).expect("bodies");
+        bodies.extend(cases.as_object().expect("cases").values().map(|body| (endpoint, body.to_string())));
+    }
+    bodies.push((
+        Endpoint::Completions,
+        r#"{"prompt": ["one text", "and another"], "max_tokens": 5}"#.to_owned(),
+    ));
+    let mut random = fastrand::Rng::with_seed(20_260_305);
+    let mut with_tokens = 0;
+    for _ in 0..4_000 {
+        let (endpoint, body) = random.choice(&bodies).expect("bodies");
+        let mut bytes = body.clone().into_bytes();
+        for _ in 0..random.usize(0..4) {
+            let at = random.usize(0..bytes.len());
+            let end = (at + random.usize(1..12)).min(bytes.len());
+            match random.u8(0..4) {
+                0 => bytes[at] = random.u8(..),
+                1 => bytes[at] = *random.choice(b"{}[],:\"\\0-eE. tfn").expect("a byte"),
+                2 if end - at < bytes.len() => drop(bytes.drain(at..end)),
+                _ => bytes.extend_from_within(at..end),
+            }
+        }
+        let endpoint = if random.u8(..) == 0 { any_body::ENDPOINTS[random.usize(0..5)] } else { *endpoint };
+        let model = if random.u8(0..4) == 0 { &harmony } else { &model };
+        let cut_at = random.usize(0..=bytes.len());
+        with_tokens += usize::from(any_body::check(model, endpoint, &bytes, cut_at));
+    }
+    assert!(with_tokens > 1_000, "only {with_tokens} had tokens");
 }

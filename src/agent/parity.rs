@@ -139,7 +139,7 @@ pub async fn ask(access: &Access, replica: &HttpAddr, model: &Model, probe: &Pro
             (200, Err(error)) => Verdict::NotMade(error.to_string()),
             (400 | 422, _) => Verdict::Refused,
             // There is no such endpoint, or it is not enabled.
-            (status @ (403 | 404 | 405), _) => {
+            (status @ 403..=405, _) => {
                 last = Verdict::NotTold { status };
                 continue;
             }

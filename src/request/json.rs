@@ -37,7 +37,8 @@ pub(super) fn check_exact(value: &Value) -> Result<(), BodyError> {
     match value {
         Value::Number(number) if number.is_f64() => match number.as_f64() {
             Some(float) if float == 0.0 && float.is_sign_negative() => Err(BodyError::Number),
-            Some(float) if float >= BEYOND_U64 || float < i64::MIN as f64 => Err(BodyError::Number),
+            // The integer below the least one is the same float as that one.
+            Some(float) if float >= BEYOND_U64 || float <= i64::MIN as f64 => Err(BodyError::Number),
             Some(_) => Ok(()),
             None => Err(BodyError::Number),
         },

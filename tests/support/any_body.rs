@@ -1,0 +1,30 @@
+//! What must hold for any bytes that arrive as a body; for random tests and for the fuzzer (`tests/fuzz`).
+
+use kvspoa::prompt::Model;
+use kvspoa::request::{Endpoint, partial};
+
+/// Reads `body` in every way and checks what follows from each other: nothing panics, and the tokens of a cut body are
+/// the first ones of the whole. Returns whether the body has tokens.
+///
+/// # Panics
+/// Where that does not hold.
+pub(crate) fn check(model: &Model, endpoint: Endpoint, body: &[u8], cut_at: usize) -> bool {
+    let whole = model.read(endpoint, body).ok().and_then(|ask| model.tokens(&ask, &|| false).ok());
+    let beginning = body.get(..cut_at.min(body.len())).unwrap_or_default();
+    let cut = partial::parse(endpoint, beginning).ok();
+    let identity_is_known = cut.as_ref().is_some_and(|ask| ask.identity_is_known);
+    let cut = cut.and_then(|ask| model.tokens(&ask, &|| false).ok());
+    if let (Some(whole), Some(cut), true) = (&whole, &cut, identity_is_known) {
+        assert!(whole.ids.starts_with(&cut.ids) || !whole.is_whole, "a cut body's tokens are others");
+    }
+    whole.is_some()
+}
+
+/// The endpoints whose bodies hold prompts.
+pub(crate) const ENDPOINTS: [Endpoint; 5] = [
+    Endpoint::ChatCompletions,
+    Endpoint::ChatBatch,
+    Endpoint::Completions,
+    Endpoint::Responses,
+    Endpoint::Messages,
+];
