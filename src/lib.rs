@@ -18,6 +18,7 @@
 //! | [`route`] | the pipeline of one request, and the record of its decision |
 //! | [`admin`], [`client`] | the admin port, and a small HTTP client |
 //! | [`sim`] | a simulated replica, for the demo, tests and benchmarks |
+//! | [`hub`] | fetching models |
 //! | [`agent`] | binds everything, runs it, shuts it down |
 //! | [`replay`] | workloads through modelled replicas in virtual time |
 //! | [`demo`], [`cli`] | the demonstration and the commands |
@@ -31,6 +32,7 @@ pub mod demo;
 pub mod events;
 pub mod haproxy_config;
 pub mod hash;
+pub mod hub;
 pub mod index;
 pub mod lifecycle;
 pub mod metrics;

@@ -15,6 +15,7 @@ const LAYERS: &[&[&str]] = &[
     &["pool"],
     &["route"],
     &["admin", "client", "sim"],
+    &["hub"],
     &["agent"],
     &["demo", "replay"],
     &["cli"],

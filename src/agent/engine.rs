@@ -4,7 +4,6 @@ use super::members::Members;
 use crate::{
     config::HttpAddr,
     metrics::ReportMetrics,
-    pool::Pool,
     replica::{EngineReport, Sources, parse_engine_page, parse_models, parse_sources},
 };
 use bytes::Bytes;
@@ -84,7 +83,7 @@ impl Engine {
             self.members.take_sources(&self.server, &self.http, sources);
         }
         match self.get("/v1/models").await {
-            Some((200, list)) => learn(self.members.pool(), &list),
+            Some((200, list)) => self.members.pool().take_models(&self.server, &parse_models(&list)),
             Some(_) => {}
             None => answered = false,
         }
@@ -138,19 +137,6 @@ impl Engine {
                 tracing::debug!(server = self.server, http = %self.http, %error, "no answer");
                 None
             }
-        }
-    }
-}
-
-/// The LoRA adapters, and the longest prompt. Without the former the first request for an adapter that no event has named
-/// yet would be credited with the base model's blocks.
-fn learn(pool: &Pool, list: &[u8]) {
-    for model in parse_models(list) {
-        if model.parent.is_some() {
-            pool.adapters.learn(&model.id);
-        }
-        if let Some(tokens) = model.max_model_len {
-            pool.learn_context(tokens);
         }
     }
 }

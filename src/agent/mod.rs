@@ -17,6 +17,7 @@ use crate::{
     config::{self, Config, PolicyName, ReplicaSource},
     events::{Subscriber, SubscriberConfig},
     hash::HashKey,
+    hub::Manifest,
     lifecycle::LogReceiver,
     metrics::{self, LogMetrics, SocketMetrics, SpopMetrics},
     pool::{EventSink, FeedKey, Pool, Watch},
@@ -235,6 +236,8 @@ fn load_pools(config: &Config, key: &HashKey) -> Result<Vec<Arc<Pool>>, AgentErr
         .pools
         .iter()
         .map(|pool| {
+            let model = pool.model.clone().or_else(|| fetched_model(pool));
+            let pool = &config::Pool { model, ..pool.clone() };
             let scheduler =
                 Scheduler::new(policy(config.select.policy), scheduler_config(config), seeds.u64(..));
             Pool::new(pool, key, config.index_max_bytes, scheduler, config.haproxy.poll, config.engine_poll)
@@ -242,6 +245,11 @@ fn load_pools(config: &Config, key: &HashKey) -> Result<Vec<Arc<Pool>>, AgentErr
                 .map_err(|source| AgentError::Model { place: pool.place.clone(), source })
         })
         .collect()
+}
+
+/// The name by which `kvspoa model fetch` brought the pool's model.
+fn fetched_model(pool: &config::Pool) -> Option<String> {
+    Manifest::load(pool.model_dir.as_deref()?).ok().map(|manifest| manifest.model)
 }
 
 fn policy(name: PolicyName) -> Policy {

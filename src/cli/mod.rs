@@ -5,7 +5,7 @@ mod explain;
 use crate::{
     agent,
     config::{Config, ConfigError, Overrides},
-    demo, haproxy_config, replay, sim,
+    demo, haproxy_config, hub, replay, sim,
 };
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
@@ -46,8 +46,17 @@ enum Command {
     Replica(sim::ReplicaArgs),
     /// Show it all on this machine: HAProxy, three simulated replicas, one chat load with and without kvspoa
     Demo(demo::DemoArgs),
+    /// Bring a model's tokenizer and chat template from a model hub
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Play a workload through modelled replicas in virtual time, and compare policies
     Replay(replay::ReplayArgs),
+}
+
+#[derive(Subcommand, Debug)]
+enum ModelCommand {
+    /// Fetch one into the cache folder, or check what is there; prints its folder
+    Fetch(hub::FetchArgs),
 }
 
 #[derive(Args, Debug)]
@@ -134,6 +143,11 @@ fn run(command: Command) -> anyhow::Result<()> {
             Ok(())
         }
         Command::Explain(args) => block_on(explain::run(args))?,
+        Command::Model(ModelCommand::Fetch(args)) => {
+            let dir = block_on(hub::fetch(&args, |file| eprintln!("fetching {file}")))??;
+            println!("{}", dir.display());
+            Ok(())
+        }
         Command::HaproxyConfig(args) => {
             print!("{}", haproxy_config::render(&args));
             Ok(())

@@ -127,6 +127,9 @@ pub struct Pool {
     pub rendering: Rendering,
     /// Where `model_dir`, or else the pool's name, stands in the file.
     pub place: Place,
+    /// What the replicas must serve: the model's name, or what it was loaded from; absent: as `model_dir` was fetched, else
+    /// as the first replica tells.
+    pub model: Option<String>,
     /// The LoRA adapters that clients may name as a model.
     pub adapters: Vec<String>,
     /// The longest prompt that the engines take, in tokens; absent: as they tell (`/v1/models`).
@@ -254,6 +257,7 @@ fn build_pool(
         model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
         rendering: raw.prompt.at(base),
         place: place.clone(),
+        model: raw.model,
         adapters: raw.adapters,
         max_model_len: raw.max_model_len.map(|count| count.0 as u32),
         source,

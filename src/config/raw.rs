@@ -232,6 +232,7 @@ impl Default for RawSelect {
 pub(super) struct RawPool {
     pub(super) backend: Spanned<String>,
     pub(super) model_dir: Option<Spanned<PathBuf>>,
+    pub(super) model: Option<String>,
     #[serde(default)]
     pub(super) prompt: Rendering,
     #[serde(default)]

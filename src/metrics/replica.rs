@@ -61,6 +61,8 @@ pub struct ServerMetrics {
     pub limit: Gauge,
     /// Connections in use.
     pub connections: Gauge,
+    /// 1 while the replica serves another model than the pool's.
+    pub other_model: Gauge,
 }
 
 impl ServerMetrics {
@@ -80,12 +82,14 @@ impl ServerMetrics {
             queued: gauge!("kvspoa_server_queued", &labels),
             limit: gauge!("kvspoa_server_limit", &labels),
             connections: gauge!("kvspoa_server_connections", &labels),
+            other_model: gauge!("kvspoa_replica_other_model", &labels),
         }
     }
 
     /// The server is gone: nothing is true of it any more.
     pub fn clear(&self) {
-        let Self { states, weight, in_flight, queued, limit, connections } = self;
-        states.iter().chain([weight, in_flight, queued, limit, connections]).for_each(|gauge| gauge.set(0.0));
+        let Self { states, weight, in_flight, queued, limit, connections, other_model } = self;
+        let gauges = [weight, in_flight, queued, limit, connections, other_model];
+        states.iter().chain(gauges).for_each(|gauge| gauge.set(0.0));
     }
 }

@@ -11,6 +11,7 @@ mod loads;
 mod lookup;
 mod lost;
 mod ranks;
+mod served;
 mod silence;
 mod sink;
 #[cfg(test)]
@@ -63,6 +64,8 @@ pub struct Pool {
     pub adapters: Adapters,
     /// How often prompts matched.
     pub matching: Matching,
+    /// What the replicas must serve, once that is known.
+    served: Mutex<Option<String>>,
     /// Whether the scheduler follows the answers of booked requests.
     follows_answers: bool,
     /// The longest prompt that the engines take, in tokens: as configured, and as they tell; 0 is not known.
@@ -114,6 +117,7 @@ impl Pool {
             model,
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),
+            served: Mutex::new(pool.model.clone()),
             key: key.clone(),
             follows_answers: scheduler.follows_answers(),
             configured_context: pool.max_model_len,

@@ -9,7 +9,10 @@ use crate::{
 };
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
 
 /// The ranks of a pool at one moment. Each change makes a new one; who holds an older one still finds its ranks in it.
 #[derive(Debug, Default)]
@@ -46,6 +49,8 @@ pub struct ServerRanks {
     pub ids: Vec<RankId>,
     /// Its metrics.
     pub metrics: ServerMetrics,
+    /// Whether the replica serves another model than the pool's.
+    pub(super) other_model: AtomicBool,
 }
 
 /// There is no place for a replica's ranks.
@@ -168,7 +173,12 @@ impl Pool {
         };
         let states = ServerState::ALL.map(ServerState::as_str);
         let metrics = ServerMetrics::register(&self.backend, &replica.server, &states);
-        let server = ServerRanks { name: Arc::clone(&name), ids: taken.clone(), metrics };
+        let server = ServerRanks {
+            name: Arc::clone(&name),
+            ids: taken.clone(),
+            metrics,
+            other_model: AtomicBool::new(false),
+        };
         let ranks = self.ranks.load().with(|by_id, servers| {
             by_id.resize(usize::from(ids.next).max(by_id.len()), None);
             for ((id, feed), number) in taken.iter().zip(&replica.ranks).zip(0u16..) {

@@ -15,6 +15,9 @@ pub struct Readiness {
     /// Pools in which no prompt ever matched although their replicas publish blocks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nothing_matches: Vec<String>,
+    /// Replicas that serve another model than their pool's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub other_model: Vec<String>,
     /// The ranks.
     pub ranks: Vec<RankReadiness>,
 }
@@ -40,7 +43,7 @@ impl Router {
     #[must_use]
     pub fn readiness(&self) -> Readiness {
         let mut ranks = Vec::new();
-        let mut discovering = Vec::new();
+        let (mut discovering, mut other_model) = (Vec::new(), Vec::new());
         let mut ready = true;
         for pool in self.pools() {
             let of_pool = pool.ranks();
@@ -49,6 +52,8 @@ impl Router {
             if !is_settled {
                 discovering.push(pool.backend.clone());
             }
+            let others = of_pool.servers().filter(|server| server.serves_other_model());
+            other_model.extend(others.map(|server| format!("{}/{}", pool.backend, server.name)));
             for stream in pool.streams(&of_pool) {
                 let Some(rank) = of_pool.get(stream.rank) else { continue };
                 ready &= !stream.is_starting;
@@ -66,6 +71,6 @@ impl Router {
         }
         let nothing_matches =
             self.pools().filter(|pool| pool.nothing_matches()).map(|pool| pool.backend.clone()).collect();
-        Readiness { ready, discovering, nothing_matches, ranks }
+        Readiness { ready, discovering, nothing_matches, other_model, ranks }
     }
 }
