@@ -65,7 +65,13 @@ fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
     let prompt = known.unwrap_or_else(|| {
         let ask = model.read(ENDPOINT, body).expect("a body");
         let tokens = model.tokens(&ask, &|| false).expect("tokens");
-        let prompt = Prompt { tokens, identity_is_known: true, model: ask.model, cache_salt: ask.cache_salt };
+        let prompt = Prompt {
+            tokens,
+            identity_is_known: true,
+            takes_tokens: false,
+            model: ask.model,
+            cache_salt: ask.cache_salt,
+        };
         let prompt = Arc::new(prompt);
         if let Some(name) = name {
             model.repeats().keep(name, &prompt);

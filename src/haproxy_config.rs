@@ -11,7 +11,8 @@ pub const AGENT: &str = "127.0.0.1:9101";
 pub const LOG_TO: &str = "127.0.0.1:9103";
 const AGENT_BACKEND: &str = "kvspoa_agent";
 const SPOE_FILE: &str = "/etc/haproxy/kvspoa.spoe.conf";
-const SESSION_HEADER: &str = "x-session-id";
+/// The request header that names a session unless told otherwise: Ray Serve's default.
+pub const SESSION_HEADER: &str = "x-session-id";
 const UPLOAD_TIMEOUT: &str = "3600s";
 const AGENT_TIMEOUT: &str = "500ms";
 
@@ -62,7 +63,7 @@ pub struct HaproxyConfigArgs {
     #[arg(long, value_name = "PATH", default_value = SPOE_FILE, value_parser = word)]
     pub spoe_file: String,
     /// The request header that names a session.
-    #[arg(long, value_name = "HEADER", default_value = SESSION_HEADER, value_parser = header_name)]
+    #[arg(long, value_name = "HEADER", env = "RAY_SERVE_SESSION_ID_HEADER_KEY", default_value = SESSION_HEADER, value_parser = header_name)]
     pub session_header: String,
     /// The longest that the upload of a request may take. When it has passed, the client gets a 408.
     #[arg(long, value_name = "TIME", default_value = UPLOAD_TIMEOUT, value_parser = time)]
@@ -151,7 +152,11 @@ fn proxy_name(text: &str) -> Result<String, String> {
     )
 }
 
-fn header_name(text: &str) -> Result<String, String> {
+/// The name of a request header, as it may stand in HAProxy's configuration.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn header_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     checked(text, !text.is_empty() && text.chars().all(allowed), "may hold letters, digits, `-` and `_`")
 }

@@ -12,7 +12,7 @@ pub use events::{EventMetrics, FeedLabels};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
 pub use replica::{ReportMetrics, ServerMetrics, SocketMetrics};
-pub use route::{PoolMetrics, RankMetrics, RouteMetrics, SettleMetrics};
+pub use route::{PoolMetrics, RankMetrics, RayMetrics, RouteMetrics, SettleMetrics};
 
 use metrics::{Counter, Gauge, counter, gauge};
 

@@ -1,5 +1,6 @@
 //! One answer per admin path.
 
+use super::ray::Ray;
 use crate::{
     request::RoutingRequest,
     route::{ExplainOptions, Router},
@@ -12,7 +13,7 @@ use serde_json::json;
 use std::sync::Arc;
 use tokio::sync::Semaphore;
 
-/// The largest body that `/explain` takes, bytes; above HAProxy's largest recommended buffer.
+/// The largest body that is taken, bytes; above HAProxy's largest recommended buffer.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// Bodies of `/explain` held and decided at once; more wait for their turn.
@@ -23,11 +24,13 @@ pub(super) struct Answers {
     router: Arc<Router>,
     metrics: PrometheusHandle,
     explains: Semaphore,
+    ray: Ray,
 }
 
 impl Answers {
-    pub(super) fn new(router: Arc<Router>, metrics: PrometheusHandle) -> Self {
-        Self { router, metrics, explains: Semaphore::new(MAX_EXPLAINS) }
+    pub(super) fn new(router: Arc<Router>, metrics: PrometheusHandle, session_header: &str) -> Self {
+        let ray = Ray::new(Arc::clone(&router), session_header);
+        Self { router, metrics, explains: Semaphore::new(MAX_EXPLAINS), ray }
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
@@ -46,14 +49,30 @@ impl Answers {
                 reply_json(status, &readiness)
             }
             (&Method::POST, "/explain") => self.explain(request).await,
-            (_, "/explain" | "/metrics" | "/healthz" | "/readyz") => error(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "GET for /metrics, /healthz and /readyz; POST for /explain",
-            ),
+            (&Method::POST, "/internal/route") => self.route(request).await,
+            (&Method::POST, "/lifecycle") => match read(request.into_body()).await {
+                Ok(body) => self.ray.lifecycle(&body),
+                Err(error) => error,
+            },
+            (_, "/internal/route" | "/lifecycle" | "/explain" | "/metrics" | "/healthz" | "/readyz") => {
+                error(
+                    StatusCode::METHOD_NOT_ALLOWED,
+                    "GET for /metrics, /healthz and /readyz; POST for /explain, /internal/route and /lifecycle",
+                )
+            }
             _ => error(
                 StatusCode::NOT_FOUND,
                 "paths: /metrics, /healthz, /readyz, POST /explain?pool=…&path=…",
             ),
+        }
+    }
+
+    /// `POST /internal/route[?pool=be_llm]` with a request body: see [`Ray`].
+    async fn route(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let (head, body) = request.into_parts();
+        match read(body).await {
+            Ok(body) => self.ray.route(head.uri.query().unwrap_or_default(), &head.headers, body).await,
+            Err(error) => error,
         }
     }
 
@@ -70,11 +89,9 @@ impl Answers {
         let session = parameter(&query, "session");
         // Never closed, so there always is a turn in the end.
         let _turn = self.explains.acquire().await;
-        let body = match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
-            Ok(body) => body.to_bytes(),
-            Err(_) => {
-                return error(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 16 MiB or broke off");
-            }
+        let body = match read(request.into_body()).await {
+            Ok(body) => body,
+            Err(error) => return error,
         };
         let request = RoutingRequest {
             pool,
@@ -92,8 +109,15 @@ impl Answers {
     }
 }
 
+/// A whole body, or the answer to one that is too large.
+async fn read(body: Incoming) -> Result<Bytes, Response<Full<Bytes>>> {
+    let collected = Limited::new(body, MAX_BODY_BYTES).collect().await;
+    let why = "the body is larger than 16 MiB or broke off";
+    collected.map(http_body_util::Collected::to_bytes).map_err(|_| error(StatusCode::PAYLOAD_TOO_LARGE, why))
+}
+
 /// A query parameter, percent-decoded.
-fn parameter(query: &str, name: &str) -> Option<String> {
+pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     query
         .split('&')
         .filter_map(|pair| pair.split_once('='))
@@ -131,7 +155,7 @@ fn reply(status: StatusCode, content_type: &'static str, body: String) -> Respon
     response
 }
 
-fn reply_json(status: StatusCode, body: &impl serde::Serialize) -> Response<Full<Bytes>> {
+pub(super) fn reply_json(status: StatusCode, body: &impl serde::Serialize) -> Response<Full<Bytes>> {
     match serde_json::to_string(body) {
         Ok(text) => reply(status, "application/json", text + "\n"),
         Err(_) => reply(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "not representable\n".to_owned()),

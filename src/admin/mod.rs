@@ -1,6 +1,7 @@
-//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/explain`.
+//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/explain`, and what Ray's side asks.
 
 mod answers;
+mod ray;
 
 use crate::{config::HostPort, route::Router};
 use answers::Answers;
@@ -13,8 +14,8 @@ use std::{convert::Infallible, io, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Connections at once; a scraper and a few people need no more, and a flood must not cost the request path.
-const MAX_CONNECTIONS: usize = 64;
+/// Connections at once: Ray's HAProxy opens one for each request. A flood must not cost the request path.
+const MAX_CONNECTIONS: usize = 1024;
 
 /// A client that sends no complete request header in this time is cut off.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,9 +51,15 @@ impl Admin {
     }
 
     /// Serves until `stop`.
-    pub async fn serve(self, router: Arc<Router>, metrics: PrometheusHandle, stop: CancellationToken) {
+    pub async fn serve(
+        self,
+        router: Arc<Router>,
+        metrics: PrometheusHandle,
+        session_header: String,
+        stop: CancellationToken,
+    ) {
         let limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let answers = Arc::new(Answers::new(router, metrics));
+        let answers = Arc::new(Answers::new(router, metrics, &session_header));
         let tasks = TaskTracker::new();
         loop {
             let accepted = tokio::select! {

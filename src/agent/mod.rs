@@ -65,6 +65,7 @@ pub struct Agent {
     /// Ends the tasks: at the latest with the agent.
     late: DropGuard,
     recorder: PrometheusHandle,
+    session_header: String,
 }
 
 impl Agent {
@@ -124,7 +125,20 @@ impl Agent {
             changed: Arc::clone(&changed),
             metrics: SocketMetrics::register(),
         });
-        Ok(Self { router, pools, spop, admin, log, changed, servers, subscriber, tasks, late, recorder })
+        Ok(Self {
+            router,
+            pools,
+            spop,
+            admin,
+            log,
+            changed,
+            servers,
+            subscriber,
+            tasks,
+            late,
+            recorder,
+            session_header: config.haproxy.session_header.clone(),
+        })
     }
 
     /// Where HAProxy connects.
@@ -159,7 +173,8 @@ impl Agent {
         if let Some(servers) = self.servers {
             tasks.spawn(late.clone().run_until_cancelled_owned(servers.run()));
         }
-        tasks.spawn(self.admin.serve(Arc::clone(&self.router), self.recorder, stop.clone()));
+        let session_header = self.session_header;
+        tasks.spawn(self.admin.serve(Arc::clone(&self.router), self.recorder, session_header, stop.clone()));
         let served = self.spop.serve(RouteHandler(Arc::clone(&self.router)), stop).await;
         late.cancel();
         tasks.close();

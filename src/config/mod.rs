@@ -74,6 +74,8 @@ pub struct Haproxy {
     pub socket: Option<SocketAddr>,
     /// How often it is asked.
     pub poll: Duration,
+    /// The request header that names a session. HAProxy's SPOE file has its own.
+    pub session_header: String,
 }
 
 /// Turning prompts into tokens.
@@ -198,7 +200,11 @@ impl Config {
             },
             admin_listen: raw.admin.listen,
             log_listen: raw.log.listen,
-            haproxy: Haproxy { socket: raw.haproxy.socket, poll: raw.haproxy.poll.0 },
+            haproxy: Haproxy {
+                socket: raw.haproxy.socket,
+                poll: raw.haproxy.poll.0,
+                session_header: raw.haproxy.session_header,
+            },
             engine_poll: raw.engine.poll.0,
             prompt: Prompt {
                 threads: raw.prompt.threads.map_or_else(default_threads, |count| count.0),

@@ -39,6 +39,9 @@ pub struct Overrides {
     /// Where HAProxy's runtime socket is: a path or host:port
     #[arg(long, env = "KVSPOA_HAPROXY_SOCKET", value_name = "ADDR")]
     pub haproxy_socket: Option<SocketAddr>,
+    /// The request header that names a session, where Ray's HAProxy asks; the name is Ray's
+    #[arg(long, env = "RAY_SERVE_SESSION_ID_HEADER_KEY", value_name = "HEADER", value_parser = haproxy_config::header_name)]
+    pub session_header: Option<String>,
     /// The KV event port of a machine's first rank, for engines that cannot tell; the name is Ray's
     #[arg(long, env = "KV_EVENTS_PORT_BASE", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub kv_events_port_base: Option<u16>,
@@ -74,6 +77,7 @@ impl RawConfig {
         replace(&mut self.admin.listen, overrides.admin_listen.as_ref());
         replace(&mut self.log.listen, overrides.log_listen.as_ref());
         replace(&mut self.select.policy, overrides.policy.as_ref());
+        replace(&mut self.haproxy.session_header, overrides.session_header.as_ref());
         replace(&mut self.select.decode_progress, overrides.decode_progress.as_ref());
         if overrides.haproxy_socket.is_some() {
             self.haproxy.socket.clone_from(&overrides.haproxy_socket);
@@ -146,6 +150,13 @@ impl Default for RawLog {
 pub(super) struct RawHaproxy {
     pub(super) socket: Option<SocketAddr>,
     pub(super) poll: Time<100, { 60 * SECOND }>,
+    #[serde(deserialize_with = "header")]
+    pub(super) session_header: String,
+}
+
+fn header<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    haproxy_config::header_name(&text).map_err(serde::de::Error::custom)
 }
 
 impl Default for RawHaproxy {
@@ -154,6 +165,7 @@ impl Default for RawHaproxy {
             socket: None,
             // A poll costs HAProxy 0.2 ms, and a server that changes its state causes one at once.
             poll: Time(Duration::from_secs(1)),
+            session_header: haproxy_config::SESSION_HEADER.to_owned(),
         }
     }
 }
@@ -284,9 +296,11 @@ impl Default for RawEvents {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawReplica {
     pub(super) server: Spanned<String>,
+    pub(super) id: Option<String>,
     pub(super) http: Option<HttpAddr>,
     pub(super) events: Option<Spanned<Endpoints>>,
     pub(super) replay: Option<Spanned<Endpoints>>,
+    pub(super) tokens: Option<Spanned<Endpoints>>,
     pub(super) cache_blocks: Option<Count<1, 1_000_000_000>>,
     pub(super) ranks: Option<Count<1, 1024>>,
 }

@@ -29,6 +29,8 @@ pub enum ReplicaSource {
 pub struct Replica {
     /// The HAProxy server's name.
     pub server: String,
+    /// The replica's own name, where it is another: what Ray Serve's HAProxy knows it by.
+    pub id: Option<String>,
     /// The engine's HTTP address.
     pub http: Option<HttpAddr>,
     /// Where the KV events of each data-parallel rank are published and replayed. Without any, the engine is asked.
@@ -44,6 +46,8 @@ pub struct Rank {
     pub events: Option<Endpoint>,
     /// The replay (ROUTER) endpoint.
     pub replay: Option<Endpoint>,
+    /// Where a replica of Ray Serve takes prompts' tokens (PULL).
+    pub tokens: Option<Endpoint>,
     /// Blocks of its cache, as of the [`Replica`].
     pub cache_blocks: Option<u32>,
 }
@@ -134,12 +138,15 @@ pub(super) type Wrong = (&'static str, String);
 pub(super) fn ranks(
     events: Option<&Endpoints>,
     replay: Option<&Endpoints>,
+    tokens: Option<&Endpoints>,
     count: Option<usize>,
 ) -> Result<Vec<Rank>, Wrong> {
-    if replay.is_some() && events.is_none() {
-        return Err(("replay", "a replay endpoint needs `events` beside it".to_owned()));
+    for (endpoints, key) in [(replay, "replay"), (tokens, "tokens")] {
+        if endpoints.is_some() && events.is_none() {
+            return Err((key, format!("`{key}` needs `events` beside it")));
+        }
     }
-    let listed = [events, replay].into_iter().flatten().filter_map(Endpoints::listed).max();
+    let listed = [events, replay, tokens].into_iter().flatten().filter_map(Endpoints::listed).max();
     let Some(count) = count.or(listed).or_else(|| events.map(|_| 1)) else { return Ok(Vec::new()) };
     let of_rank = |endpoints: Option<&Endpoints>, key, rank| {
         let endpoint = endpoints.map(|endpoints| endpoints.of_rank(rank));
@@ -147,8 +154,12 @@ pub(super) fn ranks(
     };
     (0..count as u16)
         .map(|rank| {
-            let (events, replay) = (of_rank(events, "events", rank)?, of_rank(replay, "replay", rank)?);
-            Ok(Rank { events, replay, cache_blocks: None })
+            Ok(Rank {
+                events: of_rank(events, "events", rank)?,
+                replay: of_rank(replay, "replay", rank)?,
+                tokens: of_rank(tokens, "tokens", rank)?,
+                cache_blocks: None,
+            })
         })
         .collect()
 }
@@ -156,16 +167,19 @@ pub(super) fn ranks(
 impl Replica {
     /// Of the file's text; an error comes with its place.
     pub(super) fn build(raw: RawReplica) -> Result<Self, (Span, Wrong)> {
-        let RawReplica { server, http, events, replay, cache_blocks, ranks: count } = raw;
-        let endpoints = |raw: &Option<Spanned<Endpoints>>| raw.as_ref().map(|raw| raw.get_ref().clone());
-        let ranks =
-            ranks(endpoints(&events).as_ref(), endpoints(&replay).as_ref(), count.map(|count| count.0));
-        let ranks = ranks.map_err(|wrong| {
-            let key = if wrong.0 == "replay" { &replay } else { &events };
+        let RawReplica { server, id, http, events, replay, tokens, cache_blocks, ranks: count } = raw;
+        let [of_events, of_replay, of_tokens] =
+            [&events, &replay, &tokens].map(|raw| raw.as_ref().map(Spanned::get_ref));
+        let ranks = ranks(of_events, of_replay, of_tokens, count.map(|count| count.0)).map_err(|wrong| {
+            let key = match wrong.0 {
+                "replay" => &replay,
+                "tokens" => &tokens,
+                _ => &events,
+            };
             (key.as_ref().map_or_else(|| server.span(), Spanned::span), wrong)
         })?;
         let cache_blocks = cache_blocks.map(|count| count.0 as u32);
-        Ok(Self { server: server.into_inner(), http, ranks, cache_blocks })
+        Ok(Self { server: server.into_inner(), id, http, ranks, cache_blocks })
     }
 }
 
@@ -181,9 +195,11 @@ struct ReplicaFile {
 #[serde(deny_unknown_fields)]
 struct FileReplica {
     server: String,
+    id: Option<String>,
     http: Option<HttpAddr>,
     events: Option<Endpoints>,
     replay: Option<Endpoints>,
+    tokens: Option<Endpoints>,
     cache_blocks: Option<Count<1, 1_000_000_000>>,
     ranks: Option<Count<1, 1024>>,
 }
@@ -198,14 +214,15 @@ pub fn parse_replica_file(text: &str) -> Result<Vec<Replica>, String> {
     let mut total = 0;
     let build = |raw: FileReplica| {
         super::unique(&mut names, &raw.server)?;
-        let ranks = ranks(raw.events.as_ref(), raw.replay.as_ref(), raw.ranks.map(|ranks| ranks.0))
+        let count = raw.ranks.map(|ranks| ranks.0);
+        let ranks = ranks(raw.events.as_ref(), raw.replay.as_ref(), raw.tokens.as_ref(), count)
             .map_err(|(key, why)| format!("server {}: {key}: {why}", raw.server))?;
         total += ranks.len().max(1);
         if total > MAX_RANKS {
             return Err(format!("more than {MAX_RANKS} ranks in all"));
         }
         let cache_blocks = raw.cache_blocks.map(|count| count.0 as u32);
-        Ok(Replica { server: raw.server, http: raw.http, ranks, cache_blocks })
+        Ok(Replica { server: raw.server, id: raw.id, http: raw.http, ranks, cache_blocks })
     };
     file.replicas.into_iter().map(build).collect()
 }

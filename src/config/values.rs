@@ -121,6 +121,12 @@ impl HttpAddr {
         let host = self.at.0.rsplit_once(':').map_or("", |(host, _)| host);
         host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
     }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.at.0.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or_default()
+    }
 }
 
 impl FromStr for HttpAddr {

@@ -15,6 +15,10 @@ pub struct RouteMetrics {
     pub matched_tokens: Counter,
     /// Prompt tokens beyond those that were sent to the chosen replica before, and that no event has confirmed.
     pub history_tokens: Counter,
+    /// Prompts whose tokens were sent ahead to the chosen replica.
+    pub tokens_sent: Counter,
+    /// Prompts whose tokens it did not take: not connected, or too far behind.
+    pub tokens_not_sent: Counter,
     /// Seconds from the frame's arrival to the answer.
     pub seconds: Histogram,
     /// Seconds of these for parsing, rendering and tokenizing, the wait for a thread included.
@@ -46,6 +50,8 @@ impl RouteMetrics {
             prompt_tokens: counter!("kvspoa_prompt_tokens_total"),
             matched_tokens: counter!("kvspoa_matched_tokens_total"),
             history_tokens: counter!("kvspoa_history_tokens_total"),
+            tokens_sent: counter!("kvspoa_token_pushes_total", "result" => "sent"),
+            tokens_not_sent: counter!("kvspoa_token_pushes_total", "result" => "refused"),
             seconds: histogram!(DECISION_SECONDS),
             prompt_seconds: stage("prompt"),
             lookup_seconds: stage("lookup"),
@@ -59,6 +65,24 @@ impl RouteMetrics {
         self.prompt_seconds.record(prompt);
         self.lookup_seconds.record(lookup);
         self.choice_seconds.record(choice);
+    }
+}
+
+/// What Ray's replicas report of requests.
+#[derive(Clone, Debug)]
+pub struct RayMetrics {
+    /// Reports of requests that are booked.
+    pub reports: Counter,
+    /// Reports of others, and those that are not understood.
+    pub reports_ignored: Counter,
+}
+
+impl RayMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register() -> Self {
+        let reports = |result: &'static str| counter!("kvspoa_ray_reports_total", "result" => result);
+        Self { reports: reports("applied"), reports_ignored: reports("ignored") }
     }
 }
 

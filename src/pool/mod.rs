@@ -33,6 +33,7 @@ use crate::{
     hash::HashKey,
     index::{Index, IndexConfig},
     prompt::{Model, ModelError, ModelOptions},
+    replica::TokenChannels,
     select::Scheduler,
     units::{RankId, SequenceHash, Tier},
 };
@@ -78,6 +79,8 @@ pub struct Pool {
     /// Whether the replicas are known, so that no more are about to join.
     pub is_settled: AtomicBool,
     ranks: ArcSwap<Ranks>,
+    /// Opens the ranks' token channels.
+    token_channels: TokenChannels,
     /// Taken before all other locks, by those who change `ranks`.
     ids: Mutex<Ids>,
     live: Live,
@@ -123,6 +126,7 @@ impl Pool {
             configured_context: pool.max_model_len,
             told_context: AtomicU32::default(),
             is_settled: AtomicBool::new(false),
+            token_channels: TokenChannels::default(),
             ranks: ArcSwap::default(),
             ids: Mutex::default(),
             live: Live::new(haproxy_poll, engine_poll),

@@ -3,8 +3,9 @@
 use super::{EngineView, FeedFault, Pool, RankState, doubts::Watched, live::Layout};
 use crate::{
     config,
+    events::Endpoint,
     metrics::{FeedLabels, RankMetrics, ServerMetrics},
-    replica::ServerState,
+    replica::{ServerState, TokenChannel},
     units::RankId,
 };
 use arc_swap::ArcSwapOption;
@@ -29,8 +30,12 @@ pub struct Rank {
     pub server: Arc<str>,
     /// The data-parallel rank within the replica.
     pub rank: u16,
+    /// The replica that it is a rank of, as configured or discovered.
+    pub replica: Arc<config::Replica>,
     /// Where the rank's events come from.
     pub feed: config::Rank,
+    /// Takes prompts' tokens, where the replica is one of Ray Serve.
+    pub tokens: Option<TokenChannel>,
     /// Its metrics.
     pub metrics: RankMetrics,
     /// What its engine last reported.
@@ -158,13 +163,16 @@ impl Pool {
             }
         }
         let name: Arc<str> = replica.server.as_str().into();
+        let shared = Arc::new(replica.clone());
         let rank = |feed: &config::Rank, rank| {
             let labels = FeedLabels { pool: self.backend.clone(), server: replica.server.clone(), rank };
             let faults = FeedFault::ALL.map(FeedFault::as_str);
             Rank {
                 server: Arc::clone(&name),
                 rank,
+                replica: Arc::clone(&shared),
                 feed: feed.clone(),
+                tokens: feed.tokens.as_ref().and_then(|endpoint| self.token_channel(endpoint)),
                 metrics: RankMetrics::register(&labels, &RankState::NAMES, &faults),
                 engine: ArcSwapOption::empty(),
                 layout: Layout::default(),
@@ -192,6 +200,14 @@ impl Pool {
         self.live.forget(&taken);
         self.ranks.store(Arc::new(ranks));
         Ok(taken)
+    }
+
+    /// The line to a rank's token store. Without it the replica tokenizes, as it would without us.
+    fn token_channel(&self, endpoint: &Endpoint) -> Option<TokenChannel> {
+        let channel = self.token_channels.connect(endpoint.clone());
+        channel
+            .inspect_err(|error| tracing::warn!(pool = self.backend, %endpoint, %error, "no socket for prompts' tokens"))
+            .ok()
     }
 
     /// A replica leaves: what its caches held no longer counts, and its bookings end. Returns its ranks, each of which

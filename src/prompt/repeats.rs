@@ -19,6 +19,8 @@ pub struct Prompt {
     pub media: Vec<MediaItem>,
     /// Whether nothing that was not seen can change them.
     pub identity_is_known: bool,
+    /// Whether the engine could take the tokens in the prompt's place: [`crate::request::body::Ask::takes_tokens`].
+    pub takes_tokens: bool,
     /// The model or LoRA adapter asked for.
     pub model: Option<String>,
     /// The request's salt.
@@ -80,6 +82,7 @@ mod tests {
             tokens,
             media: Vec::new(),
             identity_is_known: true,
+            takes_tokens: true,
             model: Some("m".into()),
             cache_salt: None,
         })

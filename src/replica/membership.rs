@@ -107,6 +107,7 @@ impl Membership {
             _ => match self.configured.iter().find(|configured| configured.server == replica.server) {
                 None => replica,
                 Some(known) => Replica {
+                    id: known.id.clone().or(replica.id),
                     http: known.http.clone().or(replica.http),
                     ranks: if known.ranks.is_empty() { replica.ranks } else { known.ranks.clone() },
                     cache_blocks: known.cache_blocks,
@@ -198,7 +199,7 @@ fn by_convention(ports: EventPorts, host: &str, rank: u16) -> Rank {
     let events = ports.base.checked_add(rank);
     let replay = events.and_then(|port| port.checked_add(ports.replay_offset));
     let endpoint = |port: Option<u16>| Endpoint::at(host, port?).ok();
-    Rank { events: endpoint(events), replay: endpoint(replay), cache_blocks: None }
+    Rank { events: endpoint(events), replay: endpoint(replay), ..Rank::default() }
 }
 
 /// The number at the end of a name; 0 where there is none.

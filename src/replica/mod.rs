@@ -6,6 +6,7 @@
 //! | `table`, `servers` | its answers by column name, and the servers of one backend made of them |
 //! | `engine`, `models`, `sources` | the engine's `/metrics` page, what it serves, and where its KV events are |
 //! | `membership` | which replicas the pool should have |
+//! | `token_channel` | the line on which a replica of Ray Serve takes prompts' tokens |
 //! | `sightings` | what the last polls prove about requests whose end nobody told |
 
 mod engine;
@@ -16,6 +17,7 @@ mod sightings;
 mod socket;
 mod sources;
 mod table;
+mod token_channel;
 
 pub use engine::{EngineReport, parse_engine_page};
 pub use membership::{Change, Membership, changes};
@@ -24,3 +26,4 @@ pub use servers::{AnswerError, Process, Server, ServerState, commands, parse_pro
 pub use sightings::{Sightings, Verdict};
 pub use socket::{RuntimeSocket, SocketError};
 pub use sources::{Source, Sources, parse_sources};
+pub use token_channel::{HEADER as TOKEN_KEY_HEADER, TokenChannel, TokenChannels, TokenKey};

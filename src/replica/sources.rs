@@ -56,7 +56,7 @@ impl Source {
         }
         let events = self.endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, self.binds()));
         let replay = self.replay_endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, true));
-        Rank { replay: replay.filter(|_| events.is_some()), events, cache_blocks: None }
+        Rank { replay: replay.filter(|_| events.is_some()), events, ..Rank::default() }
     }
 
     /// Whether its PUB socket listens; otherwise it connects to a subscriber that does.

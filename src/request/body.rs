@@ -90,6 +90,9 @@ pub struct Ask {
     pub is_whole: bool,
     /// Whether nothing that was not seen can change the part of the prompt that was.
     pub identity_is_known: bool,
+    /// Whether the prompt's tokens could stand for it: a single prompt of text, all of which goes into one answer. Media,
+    /// `echo` and truncation need the prompt itself.
+    pub takes_tokens: bool,
     /// Which tokens of the prompt the engine drops; `None` keeps all.
     pub truncation: Option<Truncation>,
     /// Keeps the request's cached blocks apart from those of other salts.
@@ -300,16 +303,21 @@ pub(super) fn read_prompt(
     if cache_salt.as_deref() == Some("") {
         return Err(BodyError::Refused("an empty cache_salt"));
     }
+    let echo = body.get("echo") == Some(&Value::Bool(true));
     let prompt = prompt(&mut body)?;
     let media = if endpoint == Endpoint::Generate { generate::media(&mut body)? } else { Vec::new() };
     let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
+    let truncation = truncation(&mut body, endpoint)?;
+    let is_text = matches!(prompt, PromptInput::Chat(_) | PromptInput::Text { .. });
+    let is_openai = matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
     Ok(Ask {
         is_whole,
         identity_is_known: is_whole,
+        takes_tokens: is_whole && is_text && is_openai && !echo && truncation.is_none(),
         model: json::take_text(&mut body, "model")?,
         prompt,
         media,
-        truncation: truncation(&mut body, endpoint)?,
+        truncation,
         cache_salt,
         max_tokens: max_tokens(&body, endpoint),
         stream: body.get("stream") == Some(&Value::Bool(true)),

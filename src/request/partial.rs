@@ -63,6 +63,7 @@ pub fn parse(endpoint: Endpoint, beginning: &[u8]) -> Result<Ask, BodyError> {
         PromptInput::Text { .. } | PromptInput::Tokens(_) | PromptInput::Harmony(_) => {}
     }
     ask.identity_is_known &= identity_was_seen;
+    ask.takes_tokens = false;
     ask.is_whole = false;
     Ok(ask)
 }

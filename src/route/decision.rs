@@ -5,6 +5,7 @@ use super::Reason;
 use crate::{
     pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
     prompt::Prompt,
+    replica::TokenKey,
     select::Choice,
     spop::{Actions, Scope},
     units::{RankId, TokenId},
@@ -95,6 +96,8 @@ pub struct Decision {
     pub choice: Option<Choice>,
     /// The rank chosen.
     pub chosen: Option<Chosen>,
+    /// Names the tokens that were sent ahead to the rank.
+    pub token_key: Option<TokenKey>,
     /// Each candidate's stream at that moment.
     pub streams: Vec<Stream>,
     /// The servers at that moment.
@@ -130,6 +133,7 @@ impl Decision {
             is_repeat: false,
             choice: None,
             chosen: None,
+            token_key: None,
             streams: Vec::new(),
             servers: Arc::default(),
             ranks: Arc::default(),
@@ -178,6 +182,7 @@ impl Decision {
             is_repeat: false,
             choice: Some(choice),
             chosen,
+            token_key: None,
             streams,
             servers: Arc::default(),
             ranks: Arc::default(),
@@ -206,6 +211,9 @@ impl Decision {
         actions.set_var(Scope::Transaction, "server", &*target.server);
         if self.ranks.ranked() {
             actions.set_var(Scope::Transaction, "dp_rank", u32::from(target.rank));
+        }
+        if let Some(key) = self.token_key {
+            actions.set_var(Scope::Transaction, "token_key", &*key.to_string());
         }
         actions.set_var(Scope::Transaction, "match", chosen.matched_tokens);
         actions.set_var(Scope::Transaction, "reason", self.reason.as_str());

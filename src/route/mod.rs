@@ -109,10 +109,22 @@ impl Router {
     /// Decides about a request and books the choice.
     pub async fn decide(&self, request: RoutingRequest, received: Instant) -> Decision {
         let mut decision = self.run(request, received, true).await;
+        self.send_tokens(&mut decision);
         decision.stages.total = received.elapsed();
         self.observe(&decision);
         decision.log();
         decision
+    }
+
+    /// Sends the tokens ahead to a replica that takes them, before HAProxy sends the request. The request names them only
+    /// if they are on their way.
+    fn send_tokens(&self, decision: &mut Decision) {
+        let Some(prompt) = decision.prompt.as_ref().filter(|prompt| prompt.takes_tokens) else { return };
+        let Some(channel) = decision.target().and_then(|rank| rank.tokens.as_ref()) else { return };
+        let key = channel.push(&prompt.tokens.ids);
+        let counter = if key.is_some() { &self.metrics.tokens_sent } else { &self.metrics.tokens_not_sent };
+        counter.increment(1);
+        decision.token_key = key;
     }
 
     /// Decides without booking.
@@ -255,6 +267,7 @@ impl Preparing {
             tokens,
             media: ask.media,
             identity_is_known: ask.identity_is_known,
+            takes_tokens: ask.takes_tokens,
             model: ask.model,
             cache_salt: ask.cache_salt,
         });

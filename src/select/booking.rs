@@ -216,6 +216,24 @@ impl RankBook {
         confirmed
     }
 
+    /// Ends one prefill.
+    pub(super) fn prefilled(&mut self, id: RequestId, now: Instant) {
+        if let Some(booking) = self.prefill.get_mut(&id) {
+            booking.prefill.done_at = Some(now);
+            self.progress(|_| 0, now);
+        }
+    }
+
+    /// An answer has come to `tokens` tokens: its context grows. It never shrinks.
+    pub(super) fn answered(&mut self, id: RequestId, tokens: u32) {
+        let Some(booking) = self.get_mut(id) else { return };
+        let before = (booking.context_tokens(), booking.answer_blocks);
+        booking.answer_blocks = before.1.max(tokens / booking.block_tokens.max(1));
+        let after = (booking.context_tokens(), booking.answer_blocks);
+        self.context_tokens += after.0 - before.0;
+        self.answer_blocks += (after.1 - before.1) as usize;
+    }
+
     /// Ends prefills whose time is up, without any news from the index.
     pub(super) fn tick(&mut self, now: Instant) {
         if self.prefill.values().any(|booking| booking.prefill.done_at.is_some_and(|at| at <= now)) {

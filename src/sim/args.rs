@@ -23,6 +23,9 @@ pub struct ReplicaArgs {
     /// ZeroMQ endpoint that answers requests to replay KV events; its port as with --events
     #[arg(long, value_name = "ENDPOINT", default_value = "tcp://127.0.0.1:6557")]
     pub replay: String,
+    /// ZeroMQ endpoint that takes prompts' tokens ahead of their requests, as replicas of Ray Serve do; its port as with --events [default: none]
+    #[arg(long, value_name = "ENDPOINT")]
+    pub tokens: Option<String>,
     /// Topic under which KV events are published
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub topic: String,

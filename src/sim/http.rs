@@ -4,6 +4,7 @@ use super::answer::{AnswerStream, Writing, ids};
 use super::driver::EngineHandle;
 use super::metrics_page::{self, CacheInfo};
 use super::request::{Generation, RequestError, Served};
+use super::token_store::TokenStore;
 use crate::request::body::{BodyError, Endpoint};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited, combinators::UnsyncBoxBody};
@@ -22,6 +23,8 @@ const MAX_BODY_BYTES: usize = 64 << 20;
 const VLLM_VERSION: &str = "0.32.0";
 /// The request header that chooses a data-parallel rank.
 const RANK_HEADER: &str = "x-data-parallel-rank";
+/// The request header that names tokens sent ahead (Ray Serve).
+const TOKEN_KEY_HEADER: &str = "x-serve-router-kv-token-key";
 
 type ReplyBody = UnsyncBoxBody<Bytes, Infallible>;
 
@@ -45,6 +48,8 @@ pub(super) struct ServedRank {
     /// Whether the publisher connects to a subscriber that listens.
     pub(super) events_connect: bool,
     pub(super) replay_endpoint: String,
+    /// The prompts' tokens that were sent ahead.
+    pub(super) tokens: Option<TokenStore>,
 }
 
 impl ServedRank {
@@ -96,12 +101,14 @@ impl Server {
 
     async fn generate(&self, endpoint: Endpoint, headers: &HeaderMap, body: Bytes) -> Response<ReplyBody> {
         let served = Arc::clone(&self.served);
-        let generation = match off_the_loop(move || served.generation(endpoint, &body)).await {
-            Ok(generation) => generation,
-            Err(error) => return error_reply(&error),
-        };
         let Some(rank) = self.choose_rank(headers) else {
             return error_reply(&RequestError::Invalid("there is no such data-parallel rank"));
+        };
+        let key = headers.get(TOKEN_KEY_HEADER).and_then(|key| key.to_str().ok());
+        let staged = key.and_then(|key| rank.tokens.as_ref()?.take(key));
+        let generation = match off_the_loop(move || served.generation(endpoint, &body, staged)).await {
+            Ok(generation) => generation,
+            Err(error) => return error_reply(&error),
         };
         let is_streamed = generation.is_streamed;
         let answers = rank.engine.submit(jobs(&generation));
@@ -155,7 +162,9 @@ impl Server {
 
     fn metrics(&self) -> String {
         let ranks: Vec<_> = self.ranks.iter().map(|rank| (rank.number, rank.engine.stats())).collect();
-        metrics_page::render(&self.served.name, &self.cache, &ranks)
+        let stores = self.ranks.iter().filter_map(|rank| rank.tokens.as_ref());
+        let staged = stores.map(TokenStore::taken).sum();
+        metrics_page::render(&self.served.name, &self.cache, &ranks) + &metrics_page::staged_prompts(staged)
     }
 
     fn models(&self) -> Value {

@@ -37,6 +37,12 @@ const SERIES: &[(&str, &str, &str, Value)] = &[
     }),
 ];
 
+/// What no engine tells: how many prompts came with their tokens sent ahead.
+pub(super) fn staged_prompts(count: u64) -> String {
+    let name = "kvspoa_replica:staged_prompts_total";
+    format!("# HELP {name} Prompts whose tokens were sent ahead.\n# TYPE {name} counter\n{name} {count}\n")
+}
+
 /// The page in Prometheus' text format; one series a rank, told apart by the label `engine`.
 pub(super) fn render(model: &str, info: &CacheInfo, ranks: &[(u16, EngineStats)]) -> String {
     let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

@@ -18,6 +18,7 @@ mod publisher;
 mod replica;
 mod request;
 mod timing;
+mod token_store;
 mod writer;
 
 pub use args::{CpuEvents, ReplicaArgs};

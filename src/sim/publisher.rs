@@ -37,7 +37,7 @@ pub(super) struct PublisherConfig {
 
 /// A socket that could not be had.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot use the endpoint {endpoint} for KV events")]
+#[error("cannot use the endpoint {endpoint}")]
 pub struct EndpointError {
     /// The endpoint as configured.
     pub endpoint: String,

@@ -8,6 +8,7 @@ use super::http::{ServedRank, Server};
 use super::metrics_page::CacheInfo;
 use super::publisher::{EndpointError, Publisher, PublisherConfig};
 use super::request::Served;
+use super::token_store::TokenStore;
 use super::writer::Writer;
 use crate::prompt::{Model, ModelError};
 use hyper::server::conn::http1;
@@ -62,6 +63,8 @@ pub struct RankEndpoints {
     pub events: String,
     /// Where they are replayed.
     pub replay: String,
+    /// Where prompts' tokens are taken ahead of their requests.
+    pub tokens: Option<String>,
 }
 
 /// A running replica. Dropped, it stops: connections break off as if the process had been killed.
@@ -101,6 +104,7 @@ impl Replica {
         for rank in (args.rank..).take(args.ranks.into()) {
             publishers.push((rank, Publisher::start(publisher_config(args, rank))?));
         }
+        let mut stores = token_stores(args)?.into_iter();
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         let mut served_ranks = Vec::new();
@@ -116,6 +120,7 @@ impl Replica {
                 events_endpoint,
                 events_connect,
                 replay_endpoint,
+                tokens: stores.next().flatten(),
             });
         }
         let ranks = served_ranks.iter().map(endpoints).collect();
@@ -181,6 +186,18 @@ pub async fn run_until_signal(args: ReplicaArgs) -> Result<(), ReplicaError> {
     tokio::select! { result = run(&args, stop.clone()) => result, () = signalled => Ok(()) }
 }
 
+/// The token store of each rank, where they are asked for.
+fn token_stores(args: &ReplicaArgs) -> Result<Vec<Option<TokenStore>>, EndpointError> {
+    let store = |rank| {
+        let endpoint = args.tokens.as_deref().map(|endpoint| endpoint_of_rank(endpoint, rank));
+        let started = endpoint.map(|endpoint| {
+            TokenStore::start(&endpoint).map_err(|source| EndpointError { endpoint, source })
+        });
+        started.transpose()
+    };
+    (args.rank..).take(args.ranks.into()).map(store).collect()
+}
+
 fn publisher_config(args: &ReplicaArgs, rank: u16) -> PublisherConfig {
     PublisherConfig {
         events: endpoint_of_rank(&args.events, rank),
@@ -210,6 +227,7 @@ fn endpoints(rank: &ServedRank) -> RankEndpoints {
         rank: rank.number,
         events: rank.events_endpoint.clone(),
         replay: rank.replay_endpoint.clone(),
+        tokens: rank.tokens.as_ref().map(|store| store.endpoint().to_owned()),
     }
 }
 

@@ -84,8 +84,14 @@ impl RequestError {
 }
 
 impl Served {
-    /// Reads the body of a generation request.
-    pub(super) fn generation(&self, endpoint: Endpoint, body: &[u8]) -> Result<Generation, RequestError> {
+    /// Reads the body of a generation request. `staged` are the prompt's tokens where they were sent ahead; they count
+    /// as in Ray 2.60: for one prompt, of text alone.
+    pub(super) fn generation(
+        &self,
+        endpoint: Endpoint,
+        body: &[u8],
+        mut staged: Option<Vec<TokenId>>,
+    ) -> Result<Generation, RequestError> {
         let fields = object(body)?;
         let asks = asks(endpoint, body, &fields)?;
         let first = asks.first().ok_or(BodyError::EmptyPrompt)?;
@@ -101,11 +107,15 @@ impl Served {
         if !(1..=MAX_CHOICES).contains(&choices_each) {
             return Err(RequestError::Invalid("n must be between 1 and 128"));
         }
+        let is_one = asks.len() == 1;
         let mut prompts = Vec::new();
         let mut choices = Vec::new();
         for (at, mut ask) in asks.into_iter().enumerate() {
             ask.set_context(self.max_model_len);
-            let tokens = self.model.tokens(&ask, &|| false)?.ids;
+            let tokens = match staged.take().filter(|staged| is_one && !staged.is_empty()) {
+                Some(staged) => staged,
+                None => self.model.tokens(&ask, &|| false)?.ids,
+            };
             let (length, finish_reason) =
                 self.answer_length(endpoint, &ask, tokens.len(), flag("ignore_eos"))?;
             for choice in 0..choices_each {

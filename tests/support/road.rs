@@ -193,6 +193,9 @@ fn pool(lines: &str, replicas: &[Replica], feeds: &[Feed]) -> String {
         if let Some(replay) = replay {
             writeln!(text, "replay = \"{replay}\"").expect("a string");
         }
+        if let Some(tokens) = &replica.ranks()[0].tokens {
+            writeln!(text, "id = \"SERVE_REPLICA::app#{number}\"\ntokens = \"{tokens}\"").expect("a string");
+        }
         writeln!(text, "ranks = {}", replica.ranks().len()).expect("a string");
     }
     text

@@ -30,8 +30,8 @@ impl Scene {
         let key = HashKey::from_seed(1);
         let rank = config::Rank {
             events: Some(crate::events::Endpoint::parse("tcp://127.0.0.1:5557").expect("an endpoint")),
-            replay: None,
             cache_blocks: Some(100),
+            ..config::Rank::default()
         };
         let pool = config::Pool {
             backend: "be_llm".to_owned(),

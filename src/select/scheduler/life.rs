@@ -26,6 +26,18 @@ impl Scheduler {
         Some(Ended { rank, prefilled, uncached_tokens: booking.uncached_tokens, held })
     }
 
+    /// Takes in that a request's prefill is done, as the replica itself told.
+    pub fn prefilled(&mut self, id: RequestId, now: Instant) {
+        let Some(state) = self.owners.get(&id).and_then(|rank| self.ranks.get_mut(rank)) else { return };
+        state.book.prefilled(id, now);
+    }
+
+    /// Takes in that a request's answer has come to `tokens` tokens, as the replica itself told.
+    pub fn answered(&mut self, id: RequestId, tokens: u32) {
+        let Some(state) = self.owners.get(&id).and_then(|rank| self.ranks.get_mut(rank)) else { return };
+        state.book.answered(id, tokens);
+    }
+
     /// Moves a booking to where HAProxy sent the request instead (redispatch). `target` is that rank as it stands now,
     /// with the overlap of the booking's prompt. Returns false, and changes nothing, where the id is not booked or the
     /// rank is unknown.
