@@ -30,11 +30,11 @@ use std::path::Path;
 use template::{Sources, Templates};
 use tokenizer::{Encoded, Tokenizer};
 
-/// Of the memory for what was seen lately, ids take a half. The messages' texts are about as long, but those of many
-/// conversations are short-lived; whole prompts are for retries, which come soon.
-const SEGMENTS_SHARE: usize = 2;
-const MESSAGES_SHARE: usize = 4;
-const REPEATS_SHARE: usize = 4;
+/// The eighths of the memory for what was seen lately. A message's text takes about as much as its ids, but less is lost
+/// without it; whole prompts are for retries, which come soon.
+const SEGMENTS_EIGHTHS: usize = 4;
+const MESSAGES_EIGHTHS: usize = 3;
+const REPEATS_EIGHTHS: usize = 1;
 
 /// What makes token ids of prompts: a model's chat templates, tokenizer and special tokens.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Model {
     pub fn load_with(dir: &Path, options: ModelOptions) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
         let sources = files::template_sources(dir)?;
-        let tokenizer = Tokenizer::load(&files::read(&path)?, options.cache_bytes / SEGMENTS_SHARE)
+        let tokenizer = Tokenizer::load(&files::read(&path)?, options.cache_bytes / 8 * SEGMENTS_EIGHTHS)
             .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
         let model = Self::assemble(name, dir, sources, options, tokenizer)?;
@@ -96,7 +96,7 @@ impl Model {
         let dir = Path::new("(embedded)");
         let options = ModelOptions { cache_bytes: 8 << 20, ..options };
         let json = include_bytes!("tiny/tokenizer.json");
-        let tokenizer = Tokenizer::load(json, options.cache_bytes / SEGMENTS_SHARE)
+        let tokenizer = Tokenizer::load(json, options.cache_bytes / 8 * SEGMENTS_EIGHTHS)
             .map_err(|detail| ModelError::Tokenizer { path: dir.join("tokenizer.json"), detail })?;
         let token = |name: &str, token: &str| (name.to_owned(), token.to_owned());
         let sources = Sources {
@@ -124,9 +124,9 @@ impl Model {
         let repeats = if templates.depend_on_time() {
             Repeats::none()
         } else {
-            Repeats::new(cache_bytes / REPEATS_SHARE)
+            Repeats::new(cache_bytes / 8 * REPEATS_EIGHTHS)
         };
-        let seen = SeenMessages::new(cache_bytes / MESSAGES_SHARE);
+        let seen = SeenMessages::new(cache_bytes / 8 * MESSAGES_EIGHTHS);
         Ok(Self { name, templates, tokenizer, native: None, harmony: None, seen, repeats })
     }
 
@@ -230,7 +230,10 @@ impl Model {
         let encoded = match prompt {
             PromptInput::Chat(conversation) => {
                 let text = self.render(conversation)?;
-                self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?
+                let encoded =
+                    self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?;
+                template::recycle(text);
+                encoded
             }
             PromptInput::Harmony(harmony) => {
                 let parts = self.harmony_parts(harmony)?;

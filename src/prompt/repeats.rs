@@ -8,7 +8,7 @@ use crate::units::TokenId;
 use std::sync::Arc;
 
 /// Few, so that each holds the ids of long prompts.
-const SHARDS: usize = 4;
+const SHARDS: usize = 2;
 
 /// What one request's body came to.
 #[derive(Clone, PartialEq, Eq, Debug)]

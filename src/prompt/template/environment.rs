@@ -23,6 +23,9 @@ const RAISE_EXCEPTION: &str = "raise_exception";
 /// The function that tells the time. There is no other one.
 pub(super) const STRFTIME_NOW: &str = "strftime_now";
 
+/// A filter that lets only texts pass: what a sum of texts demands of its operands ([`super::sums`]).
+pub(super) const TEXT_FILTER: &str = "kvspoa_text";
+
 /// The environment without what `transformers` adds to Jinja.
 pub(super) fn bare_environment() -> Result<Environment<'static>, Error> {
     let mut environment = environment(SystemTime::now, 0)?;
@@ -66,6 +69,10 @@ pub(super) fn environment(
         environment.remove_filter(name);
     }
     environment.add_filter("tojson", tojson);
+    environment.add_filter(TEXT_FILTER, |value: Value| match value.as_str() {
+        Some(_) => Ok(value),
+        None => Err(Error::new(ErrorKind::InvalidOperation, "a text and something else cannot be added")),
+    });
     environment.add_filter("string", |value: &Value| python::str(value));
     environment.add_filter("trim", |value: &Value, chars: Option<&str>| -> Result<String, Error> {
         let text = python::str(value)?;

@@ -11,6 +11,7 @@ mod limits;
 mod python;
 mod shape;
 mod strings;
+mod sums;
 pub(in crate::prompt) mod values;
 mod walk;
 
@@ -25,6 +26,7 @@ use environment::RaisedByTemplate;
 use limits::Limits;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
+use std::cell::Cell;
 use std::error::Error as _;
 
 /// The source of a model's chat templates.
@@ -75,7 +77,8 @@ impl Templates {
                 names_content: source.contains("content"),
                 limits: limits::of(&parsed),
             };
-            environment.add_template_owned(name, source)?;
+            let apart = sums::taken_apart(&source, &parsed);
+            environment.add_template_owned(name, apart.unwrap_or(source))?;
             Ok(Some(properties))
         };
         let depend_on_time = [&sources.default, &sources.tool_use]
@@ -128,7 +131,8 @@ impl Templates {
         let messages: Vec<Value> = prepared.iter().map(messages::Prepared::value).collect();
         let context = self.context(conversation, Value::from(messages), tools);
 
-        let mut output = Bounded { text: Vec::new(), limit_bytes: self.options.max_rendered_bytes };
+        let limit_bytes = self.options.max_rendered_bytes;
+        let mut output = Bounded { text: SPARE.take(), limit_bytes };
         let marked_safe = self
             .environment
             .get_template(template.name)
@@ -272,6 +276,23 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+thread_local! {
+    /// Memory of an earlier text of this thread: a fresh one costs more than to write it.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The longest text whose memory is kept: of prompts that fill the largest context of today.
+const SPARE_BYTES: usize = 4 << 20;
+
+/// Takes back the memory of a text that is used up.
+pub(super) fn recycle(text: String) {
+    let mut text = text.into_bytes();
+    if text.capacity() <= SPARE_BYTES {
+        text.clear();
+        SPARE.set(text);
+    }
 }
 
 /// Output that stops the template at its limit.
