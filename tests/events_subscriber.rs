@@ -474,6 +474,48 @@ fn a_removed_feed_says_nothing_more_and_can_be_added_again() {
     assert_eq!(listener.until(&exact(1)), [0, 1, 2, 3]);
 }
 
+/// Threads, open files and resident bytes of this process.
+fn resources() -> (usize, usize, usize) {
+    let count = |path: &str| std::fs::read_dir(path).expect("Linux").count();
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
+    let pages: usize = statm.split(' ').nth(1).and_then(|field| field.parse().ok()).expect("a number");
+    (count("/proc/self/task"), count("/proc/self/fd"), pages * 4096)
+}
+
+#[test]
+fn a_feed_that_comes_and_goes_a_thousand_times_leaves_threads_sockets_and_memory_as_they_were() {
+    // In a process of its own: the other tests have sockets and threads too.
+    const ALONE: &str = "KVSPOA_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let name =
+            "a_feed_that_comes_and_goes_a_thousand_times_leaves_threads_sockets_and_memory_as_they_were";
+        let test = std::env::current_exe().expect("this test");
+        let run = std::process::Command::new(test).args(["--exact", name]).env(ALONE, "1").output();
+        let output = run.expect("runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let engine = Engine::start(1);
+    let listener = Listener::new();
+    let mut before = (0, 0, 0);
+    for round in 0..1000 {
+        listener.add(1, &engine, true);
+        listener.until(&exact(1));
+        // The publisher is read to the end of the subscription: else its socket would keep what is over.
+        engine.wait_for_subscriber();
+        listener.subscriber.remove(1);
+        listener.until(&Told::Removed(1));
+        assert_eq!(engine.publisher.recv_bytes(0).expect("the subscription ends"), [0]);
+        if round == 100 {
+            before = resources();
+        }
+    }
+    let after = resources();
+    // The last feed's connections may still be closing.
+    assert!(after.0 <= before.0 && after.1 <= before.1 + 8, "{before:?} became {after:?}");
+    assert!(after.2 < before.2 + (8 << 20), "{before:?} became {after:?}");
+}
+
 #[test]
 fn an_engine_whose_publisher_connects_finds_a_listening_endpoint() {
     let probe = Engine::start(1);

@@ -175,8 +175,9 @@ impl Shard {
         if at + 1 < self.buckets.len() { at + 1 } else { 0 }
     }
 
-    fn find(&self, key: u64, mixed: u64) -> Option<(usize, usize)> {
-        let (mut at, tag) = (self.home(mixed), tag_of(mixed));
+    /// Bucket and slot of a key, from its home on.
+    #[inline]
+    fn find(&self, mut at: usize, key: u64, tag: u32) -> Option<(usize, usize)> {
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[at];
             if let Some(slot) = bucket.position(key, tag) {
@@ -192,8 +193,7 @@ impl Shard {
 
     /// Adds an entry that is not there, to a table that has room.
     #[inline]
-    fn add(&mut self, entry: Entry, mixed: u64) {
-        let (mut at, tag) = (self.home(mixed), tag_of(mixed));
+    fn add(&mut self, mut at: usize, entry: Entry, tag: u32) {
         while !self.buckets[at].push(entry, tag) {
             self.buckets[at].tags.pass();
             at = self.next(at);
@@ -202,8 +202,8 @@ impl Shard {
     }
 
     fn remove(&mut self, key: u64, mixed: u64) -> Option<u32> {
-        let (found, slot) = self.find(key, mixed)?;
         let mut at = self.home(mixed);
+        let (found, slot) = self.find(at, key, tag_of(mixed))?;
         while at != found {
             self.buckets[at].tags.unpass();
             at = self.next(at);
@@ -217,7 +217,8 @@ impl Shard {
         let old = std::mem::replace(self, Self::with_buckets(buckets));
         for bucket in &old.buckets {
             for entry in bucket.entries() {
-                self.add(entry, mix(entry.key, secret));
+                let mixed = mix(entry.key, secret);
+                self.add(self.home(mixed), entry, tag_of(mixed));
             }
         }
     }
@@ -232,8 +233,12 @@ pub(super) struct RefMap {
 }
 
 impl RefMap {
-    /// What an entry costs where a table has just grown, in bytes.
-    pub(super) const ENTRY_BYTES: usize = 2 * 6 * size_of::<Bucket>() / Shard::limit(6);
+    /// The share of its limit under which a table shrinks; below the half that it has after it has grown.
+    const LEAST_FILL: (usize, usize) = (4, 9);
+
+    /// What an entry costs at a table's lowest fill, in bytes.
+    pub(super) const ENTRY_BYTES: usize =
+        6 * size_of::<Bucket>() * Self::LEAST_FILL.1 / (Shard::limit(6) * Self::LEAST_FILL.0);
 
     /// An empty map; `secret` keeps engine hashes chosen by others from meeting in one bucket.
     pub(super) fn new(secret: u64) -> Self {
@@ -247,7 +252,8 @@ impl RefMap {
     pub(super) fn get(&self, key: u64) -> Option<u32> {
         let mixed = mix(key, self.secret);
         let shard = &self.shards[shard_of(mixed)];
-        shard.find(key, mixed).map(|(at, slot)| shard.buckets[at].values[slot])
+        let (at, slot) = shard.find(shard.home(mixed), key, tag_of(mixed))?;
+        Some(shard.buckets[at].values[slot])
     }
 
     /// Brings near what look-ups of these keys will need. Nothing is done with the answers, so none waits for another:
@@ -265,13 +271,15 @@ impl RefMap {
     pub(super) fn insert(&mut self, key: u64, value: u32) -> Option<u32> {
         let mixed = mix(key, self.secret);
         let shard = &mut self.shards[shard_of(mixed)];
-        if let Some((at, slot)) = shard.find(key, mixed) {
+        let (mut home, tag) = (shard.home(mixed), tag_of(mixed));
+        if let Some((at, slot)) = shard.find(home, key, tag) {
             return Some(std::mem::replace(&mut shard.buckets[at].values[slot], value));
         }
         if shard.len >= shard.limit {
             shard.resize((2 * shard.buckets.len()).max(1), self.secret);
+            home = shard.home(mixed);
         }
-        shard.add(Entry { key, value }, mixed);
+        shard.add(home, Entry { key, value }, tag);
         self.len += 1;
         None
     }
@@ -282,8 +290,8 @@ impl RefMap {
         let value = shard.remove(key, mixed)?;
         self.len -= 1;
         let buckets = shard.buckets.len();
-        if shard.len * 3 < shard.limit && buckets > 1 {
-            shard.resize(Shard::buckets_for(shard.len).min(buckets / 2), self.secret);
+        if shard.len * Self::LEAST_FILL.1 < shard.limit * Self::LEAST_FILL.0 && buckets > 1 {
+            shard.resize(Shard::buckets_for(shard.len).min(buckets - 1), self.secret);
         }
         Some(value)
     }
@@ -327,7 +335,8 @@ impl RefMap {
     pub(super) fn put_back(&mut self, at: usize, kept: &[Entry]) {
         let mut shard = Shard::with_buckets(if kept.is_empty() { 0 } else { Shard::buckets_for(kept.len()) });
         for entry in kept {
-            shard.add(*entry, mix(entry.key, self.secret));
+            let mixed = mix(entry.key, self.secret);
+            shard.add(shard.home(mixed), *entry, tag_of(mixed));
         }
         self.len += shard.len;
         self.shards[at] = shard;
@@ -381,6 +390,24 @@ mod tests {
     }
 
     #[test]
+    fn no_entry_costs_more_than_is_counted_at_any_fill() {
+        let mut map = RefMap::new(3);
+        let check = |map: &RefMap| {
+            // Few entries share what every map has.
+            let counted = map.len() * RefMap::ENTRY_BYTES + SHARDS * 2 * size_of::<Bucket>();
+            assert!(allocated(map) <= counted, "{} bytes for {} entries", allocated(map), map.len());
+        };
+        for key in 0..50_000u64 {
+            map.insert(key, 0);
+            check(&map);
+        }
+        for key in 0..50_000u64 {
+            map.remove(key);
+            check(&map);
+        }
+    }
+
+    #[test]
     fn it_agrees_with_a_plain_map_while_it_grows_and_shrinks() {
         for seed in 0..4 {
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -411,15 +438,15 @@ mod tests {
         // All with one hash: they fill bucket after bucket, and more pass them than can be counted.
         let mut shard = Shard::with_buckets(40);
         for key in 0..160 {
-            shard.add(Entry { key, value: key as u32 }, u64::MAX);
+            shard.add(39, Entry { key, value: key as u32 }, tag_of(u64::MAX));
         }
         for key in (0..160).step_by(3) {
             assert_eq!(shard.remove(key, u64::MAX), Some(key as u32));
         }
         for key in 0..160 {
-            assert_eq!(shard.find(key, u64::MAX).is_some(), key % 3 != 0, "{key}");
+            assert_eq!(shard.find(39, key, tag_of(u64::MAX)).is_some(), key % 3 != 0, "{key}");
         }
-        assert_eq!(shard.find(160, u64::MAX), None);
+        assert_eq!(shard.find(39, 160, tag_of(u64::MAX)), None);
     }
 
     #[test]

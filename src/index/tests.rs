@@ -558,6 +558,32 @@ fn a_removed_rank_is_gone_at_once_and_its_memory_after_the_sweep() {
 }
 
 #[test]
+fn the_limit_holds_against_prompts_of_one_block_that_nobody_shares() {
+    let max_bytes = 1 << 20;
+    let mut t = Scene::with(IndexConfig { max_bytes, ..IndexConfig::default() });
+    let root = t.key.plain_root();
+    let (mut most, mut places) = (0, 0);
+    for prompt in 0..30_000u32 {
+        let (names, blocks) = ([name(prompt, 0)], [t.block(prompt, 0)]);
+        let stored =
+            Stored { tier: Tier::Gpu, parent: None, root, engine_hashes: &names, block_hashes: &blocks };
+        let rank = if prompt % 3 == 0 { R1 } else { R0 };
+        t.index.apply(rank, &KvEvent::Stored(stored));
+        let stats = t.index.stats();
+        most = most.max(stats.bytes);
+        places = places.max(stats.runs);
+    }
+    assert!(most <= max_bytes as u64 + 1024, "{most} bytes");
+    // The memory of the runs that went is used again.
+    assert!(t.index.runs.places() <= places + 1, "{} places for {places} runs", t.index.runs.places());
+    for rank in [R0, R1] {
+        let stats = t.index.rank_stats(rank).unwrap();
+        assert!(stats.truncated && stats.blocks[0] > 500, "{stats:?}");
+    }
+    t.index.check_invariants();
+}
+
+#[test]
 fn a_rank_that_comes_and_goes_a_thousand_times_leaves_nothing() {
     let mut t = Scene::new();
     t.index.remove_rank(R0);
