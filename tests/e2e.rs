@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use support::haproxy::for_each_binary;
 use support::http::{self, Connection};
-use support::road::{Road, Setup};
+use support::road::{Road, Setup, long_body, unrelated};
 use support::{eventually, nobody};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -81,34 +81,11 @@ fn ten_turns_of_a_chat_stay_with_the_replica_that_holds_the_prefix() {
     });
 }
 
-fn assert_no_load(road: &Road) {
-    for gauge in ["kvspoa_requests", "kvspoa_prefill_tokens", "kvspoa_booked_blocks"] {
-        eventually(&format!("{gauge} is 0"), || (road.agent.metric(gauge) == 0.0).then_some(()));
-    }
-}
-
-/// Waits until the agent has heard of every server and engine.
-fn wait_for_polls(road: &Road) {
-    eventually("HAProxy's socket answers", || {
-        (road.agent.metric("kvspoa_haproxy_socket_up") == 1.0).then_some(())
-    });
-    eventually("the engines answer", || {
-        let asked =
-            |replica| road.agent.metric_with("kvspoa_engine_reports_total", &format!("\"s{replica}\""));
-        (1..=road.replicas.len()).all(|replica| asked(replica) > 0.0).then_some(())
-    });
-}
-
 fn wait_for_state(road: &Road, server: &str, state: &str) {
     eventually(&format!("{server} is {state}"), || {
         let labels = format!("server=\"{server}\",state=\"{state}\"");
         (road.agent.metric_with("kvspoa_server_state", &labels) == 1.0).then_some(())
     });
-}
-
-/// A prompt that has nothing in common with those of other numbers.
-fn unrelated(number: usize) -> Value {
-    json!({ "prompt": format!("{number} is the number of this story ").repeat(20), "max_tokens": 2 })
 }
 
 fn stream_body(word: &str) -> Vec<u8> {
@@ -141,7 +118,7 @@ fn the_load_is_gone_when_the_requests_are_also_after_clients_that_left() {
             assert_eq!(head.status(), 200);
             late.read_chunk().expect("a first piece");
         }
-        assert_no_load(&road);
+        road.assert_no_load();
         let before_the_choice = road.agent.metric("kvspoa_ended_before_choice_total");
         assert_eq!(road.agent.metric("kvspoa_bookings_settled_total") + before_the_choice, 40.0);
         assert_eq!(road.agent.metric("kvspoa_bookings_expired_total"), 0.0);
@@ -201,7 +178,7 @@ fn killing_the_agent_under_load_costs_no_request_and_it_knows_the_caches_when_it
             let was_asked = road.agent.metric("kvspoa_spop_notify_total") > asked;
             was_asked.then(|| assert_eq!(answer.header("x-served-by"), chosen.as_str()))
         });
-        assert_no_load(&road);
+        road.assert_no_load();
     });
 }
 
@@ -261,7 +238,7 @@ fn assert_cut_bodies_keep_their_affinity(cache_salt: Option<&str>, reason: &str)
                 messages.push(
                     json!({ "role": "assistant", "content": json["choices"][0]["message"]["content"] }),
                 );
-                assert_no_load(&road);
+                road.assert_no_load();
             }
         }
         let reasons = road.agent.metric(&format!("kvspoa_decisions_total{{reason=\"{reason}\"}}"));
@@ -295,7 +272,7 @@ fn bodies_whose_json_ends_early_keep_their_affinity() {
                 let answer = connection.read().expect("an answer");
                 assert_eq!(answer.status(), 400, "the engine's own answer");
                 served.push(answer.header("x-served-by").expect("set by HAProxy").to_owned());
-                assert_no_load(&road);
+                road.assert_no_load();
             }
         }
         assert_eq!(served[..4], served[4..8]);
@@ -320,7 +297,7 @@ fn the_agent_stops_on_sigterm_and_nothing_fails() {
 fn a_server_that_is_drained_or_in_maintenance_gets_nothing_under_load_and_its_share_afterwards() {
     for_each_binary(|haproxy| {
         let road = Road::start(haproxy, 3, &[]);
-        wait_for_polls(&road);
+        road.wait_for_polls();
         let (http, stop, sent, next) =
             (road.http, AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
@@ -366,7 +343,7 @@ fn a_server_that_is_drained_or_in_maintenance_gets_nothing_under_load_and_its_sh
             }
             stop.store(true, Ordering::Relaxed);
         });
-        assert_no_load(&road);
+        road.assert_no_load();
     });
 }
 
@@ -378,7 +355,7 @@ fn a_backup_is_named_only_when_no_primary_is_up() {
             _ => format!("{address}"),
         };
         let road = Road::set_up(haproxy, &Setup { server, ..Setup::default() });
-        wait_for_polls(&road);
+        road.wait_for_polls();
         let excluded = |server| {
             let explanation = road.agent.explain("/v1/completions", &unrelated(0));
             replica(&explanation, server).get("excluded").cloned()
@@ -396,28 +373,15 @@ fn a_backup_is_named_only_when_no_primary_is_up() {
     });
 }
 
-/// A streamed request that lasts until its connection is dropped, or some minutes.
-fn long_request(road: &Road, body: &Value) -> Connection {
-    let mut connection = Connection::open(road.http);
-    connection.send(&http::request("POST", "/v1/completions", &[], body.to_string().as_bytes()));
-    assert_eq!(connection.read_head().expect("headers").status(), 200);
-    connection.read_chunk().expect("a first piece");
-    connection
-}
-
 /// Flags of replicas whose answers take long.
 const SLOW: &[&str] = &["--decode-step", "200"];
-
-fn long_body(number: usize) -> Value {
-    json!({ "prompt": format!("{number} long ").repeat(100), "max_tokens": 2000, "stream": true })
-}
 
 #[test]
 fn without_log_lines_bookings_end_by_evidence_and_a_long_request_keeps_its_load() {
     for_each_binary(|haproxy| {
         let road = Road::set_up(haproxy, &Setup { log: false, flags: SLOW, ..Setup::default() });
-        wait_for_polls(&road);
-        let long = long_request(&road, &long_body(0));
+        road.wait_for_polls();
+        let long = road.long_request(&long_body(0));
         let short = 8;
         for number in 1..=short {
             assert_eq!(road.post("/v1/completions", &unrelated(number)).status(), 200);
@@ -432,7 +396,7 @@ fn without_log_lines_bookings_end_by_evidence_and_a_long_request_keeps_its_load(
         assert_eq!(road.agent.metric("kvspoa_requests"), 1.0);
         assert_eq!(lost(), short as f64);
         drop(long);
-        assert_no_load(&road);
+        road.assert_no_load();
     });
 }
 
@@ -445,15 +409,15 @@ fn a_redispatched_request_moves_to_where_its_blocks_appear() {
             _ => format!("{address}"),
         };
         let road = Road::set_up(haproxy, &Setup { server, flags: SLOW, ..Setup::default() });
-        wait_for_polls(&road);
+        road.wait_for_polls();
         let on = |server| road.agent.metric_with("kvspoa_requests", &format!("\"{server}\""));
-        let (mut number, mut stream) = (0, long_request(&road, &long_body(0)));
+        let (mut number, mut stream) = (0, road.long_request(&long_body(0)));
         // If chance has named the other one, it is this one's turn.
         while on("s1") == 0.0 {
             number += 1;
             drop(stream);
-            assert_no_load(&road);
-            stream = long_request(&road, &long_body(number));
+            road.assert_no_load();
+            stream = road.long_request(&long_body(number));
         }
         assert_eq!((on("s1"), on("s2")), (1.0, 0.0), "nothing has told of the redispatch yet");
         road.haproxy.command("set server be_llm/s1 health down");
@@ -462,7 +426,7 @@ fn a_redispatched_request_moves_to_where_its_blocks_appear() {
         assert_eq!(road.agent.metric("kvspoa_bookings_moved_total"), 1.0);
         wait_for_state(&road, "s1", "down");
         drop(stream);
-        assert_no_load(&road);
+        road.assert_no_load();
         assert_eq!(road.agent.metric("kvspoa_served_elsewhere_total"), 1.0);
         assert_eq!(road.agent.metric("kvspoa_bookings_settled_total"), f64::from(number as u32) + 1.0);
     });
@@ -476,7 +440,7 @@ fn a_request_that_no_server_takes_leaves_no_load() {
         for number in 0..6 {
             assert_eq!(road.post("/v1/completions", &unrelated(number)).status(), 503);
         }
-        assert_no_load(&road);
+        road.assert_no_load();
         assert_eq!(road.agent.metric("kvspoa_bookings_settled_total"), 6.0);
     });
 }

@@ -131,6 +131,8 @@ pub struct PoolMetrics {
     pub token_cache_bytes: Gauge,
     /// Prompt tokens that a busy rank computes a second.
     pub prefill_rate: Gauge,
+    /// The longest prompt that counts, tokens.
+    pub model_context: Gauge,
     /// 1 while no prompt ever matched although the replicas publish blocks.
     pub nothing_matches: Gauge,
     /// Bookings that outlived their lease.
@@ -180,6 +182,7 @@ impl PoolMetrics {
             token_cache_misses: counter!("kvspoa_token_cache_misses_total", "pool" => pool.to_owned()),
             token_cache_bytes: gauge!("kvspoa_token_cache_bytes", "pool" => pool.to_owned()),
             prefill_rate: gauge!("kvspoa_prefill_tokens_per_second", "pool" => pool.to_owned()),
+            model_context: gauge!("kvspoa_model_context_tokens", "pool" => pool.to_owned()),
             nothing_matches: gauge!("kvspoa_nothing_matches", "pool" => pool.to_owned()),
             expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
             not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),

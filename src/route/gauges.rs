@@ -45,6 +45,7 @@ impl Router {
                 metrics.token_cache_misses.absolute(stats.misses);
             }
             metrics.token_cache_bytes.set(pool.model.cache_bytes() as f64);
+            metrics.model_context.set(f64::from(pool.context_tokens()));
             metrics.nothing_matches.set(f64::from(u8::from(pool.nothing_matches())));
             let caches = pool.caches.read();
             metrics.index_bytes.set(caches.index.stats().bytes as f64);

@@ -92,6 +92,8 @@ pub struct Terms {
     pub queue_tokens: f64,
     /// The wait for a slot of a full server, in tokens that could be prefilled meanwhile.
     pub slot_tokens: f64,
+    /// Requests booked there or reported beyond, by weight.
+    pub requests: f64,
     /// D: requests that decode, by weight.
     pub decoding: f64,
     /// C: tokens of the contexts of all requests, by weight.
@@ -102,6 +104,8 @@ pub struct Terms {
     pub recent_tokens: f64,
     /// What its excess of recent work is charged with.
     pub spread_tokens: f64,
+    /// What its cache's credit is cut by, as it is crowded beside an idle one.
+    pub crowd_tokens: f64,
     /// What one uncached token costs.
     pub own_weight: f64,
     /// The cost, in the policy's unit; the lowest wins.

@@ -28,9 +28,17 @@ pub struct CostConfig {
     pub eviction_age: Duration,
     /// Weight of the work of late: see `price`. 0 lets paced traffic pile up on one rank.
     pub spread_weight: f64,
+    /// Work of late that says little: much less than this settles ties, but does not outweigh a session.
+    pub spread_tokens_least: f64,
     /// The most that it may count, in uncached tokens (0.04 s of prefill): a longer confirmed overlap is never left for
     /// the sake of balance alone.
     pub spread_tokens_max: f64,
+    /// Requests that a rank may have while another is idle, before its cache begins to lose credit; for each request of the
+    /// idlest rank, twice as many more. At three times the number it has lost all that it may.
+    pub crowd_requests: f64,
+    /// The most credit that is lost so, in tokens: a step's worth. Many equal requests at once go to several ranks so,
+    /// though each of these must compute the prompt; a long prefix is kept.
+    pub crowd_tokens_max: f64,
     /// Costs less than this many blocks apart are ties, 0 to 2.
     pub band_blocks: f64,
 }
@@ -45,26 +53,33 @@ impl Default for CostConfig {
             context_weight: 0.02,
             eviction_weight: 1.0,
             eviction_age: Duration::from_secs(300),
-            spread_weight: 1.0,
+            spread_weight: 3.0,
+            spread_tokens_least: 256.0,
             spread_tokens_max: 512.0,
+            crowd_requests: 4.0,
+            crowd_tokens_max: 2048.0,
             band_blocks: 1.0,
         }
     }
 }
 
 impl CostConfig {
-    /// Prices the candidates that can be chosen. `keeps` is the session's last rank.
+    /// Prices the candidates that can be chosen. `session` is the session's last rank.
     ///
     /// What a rank was given of late beyond the idlest one counts by its square over their sum. Where requests fall by
     /// chance that stays about the size of one prompt, so it weighs nothing; where all falls on one rank it grows with
     /// every request. It settles where traffic comes one by one and no load is ever seen.
-    pub(super) fn price(&self, terms: &mut [Terms], prefill_tokens_per_second: f64, keeps: Option<RankId>) {
+    pub(super) fn price(&self, terms: &mut [Terms], prefill_tokens_per_second: f64, session: Option<RankId>) {
         let open = || terms.iter().filter(|t| t.excluded.is_none());
         let mean_queue = open().map(|t| t.queue_tokens).sum::<f64>() / open().count().max(1) as f64;
         // What is still queued is priced as queue.
         let queued = |t: &Terms| t.load.prefill_tokens as f64 * t.scarcity;
         let done_of_late = |t: &Terms| (t.recent_tokens - queued(t)).max(0.0);
         let least_done = open().map(done_of_late).fold(f64::INFINITY, f64::min);
+        let fewest = open().map(|t| t.requests).fold(f64::INFINITY, f64::min);
+        let uncrowded = self.crowd_requests * (1.0 + 2.0 * fewest);
+        // Where no cache is known to hold any of the prompt, the session is the best sign of one that does.
+        let keeps = session.filter(|_| open().all(|t| held_tokens(t) == 0.0));
         let growth = self.queue_gain * mean_queue / prefill_tokens_per_second;
         let base = (self.own_weight + growth).min(self.own_weight_max);
         for candidate in terms.iter_mut() {
@@ -74,22 +89,29 @@ impl CostConfig {
             });
             let done = done_of_late(candidate);
             // The work that brought this prompt's own prefix is no reason to leave the prefix.
-            let Terms { confirmed, booked_tokens, history_tokens, .. } = candidate;
-            let own = f64::from(confirmed.tokens() + *booked_tokens + *history_tokens);
+            let own = held_tokens(candidate);
             let excess = (done - least_done - own).max(0.0);
-            let sum = (done + least_done).max(1.0);
+            let sum = done + least_done + self.spread_tokens_least;
+            let spread = self.spread_weight * excess * excess / sum;
             if Some(candidate.rank) != keeps {
-                let spread = self.spread_weight * excess * excess / sum;
                 candidate.spread_tokens = base * spread.min(self.spread_tokens_max);
             }
+            let crowd = (candidate.requests - uncrowded) / (2.0 * self.crowd_requests).max(1.0);
+            candidate.crowd_tokens = base * own.min(self.crowd_tokens_max) * crowd.clamp(0.0, 1.0);
             candidate.own_weight = base + self.decode_weight * candidate.decoding + eviction;
             candidate.cost = candidate.queue_tokens
                 + candidate.slot_tokens
                 + candidate.spread_tokens
+                + candidate.crowd_tokens
                 + candidate.own_weight * f64::from(candidate.uncached_tokens)
                 + self.context_weight * candidate.context_tokens;
         }
     }
+}
+
+/// Leading tokens of the prompt that are there, or will be.
+fn held_tokens(terms: &Terms) -> f64 {
+    f64::from(terms.confirmed.tokens() + terms.booked_tokens + terms.history_tokens)
 }
 
 #[cfg(test)]
@@ -134,6 +156,36 @@ mod tests {
         assert_near(terms[0].spread_tokens, 512.0);
         assert_near(terms[0].cost, 1.02 * 1000.0 + 0.02 * 6000.0 + 512.0);
         assert_near(terms[1].cost, 1000.0);
+    }
+
+    #[test]
+    fn a_crowd_beside_an_idle_rank_cuts_the_credit_of_its_cache_up_to_a_bound() {
+        for (requests, tokens, cut) in
+            [(4, 1000, 0.0), (8, 1000, 496.0), (20, 1000, 992.0), (20, 5000, 2048.0)]
+        {
+            let mut pool = Pool::new(2, Policy::default());
+            let shared = prompt(&[(1, tokens)]);
+            for _ in 0..requests {
+                let ask = pool.ask(&shared, None);
+                pool.scheduler.book(&ask, &pool.candidates[..1], pool.now);
+            }
+            pool.prefill(RankId(0), &shared);
+            let next = pool.ask(&shared, None);
+            let alone = pool.scheduler.choose(&next, &pool.seen(&shared), pool.now).terms;
+            assert_near(alone[0].crowd_tokens, cut);
+            assert_eq!(alone[1].crowd_tokens, 0.0);
+        }
+    }
+
+    #[test]
+    fn beside_a_busy_rank_there_is_no_crowd() {
+        let mut pool = Pool::new(2, Policy::default());
+        for rank in [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1] {
+            let ask = pool.ask(&prompt(&[(1, 1000)]), None);
+            pool.scheduler.book(&ask, &pool.candidates[rank..=rank], pool.now);
+        }
+        let next = pool.ask(&prompt(&[(1, 1000)]), None);
+        assert_eq!(pool.book(&next).terms[0].crowd_tokens, 0.0, "12 are no more than 4 and twice 4");
     }
 
     #[test]

@@ -33,11 +33,13 @@ impl Scheduler {
             load: Load::default(),
             queue_tokens: 0.0,
             slot_tokens: 0.0,
+            requests: 0.0,
             decoding: 0.0,
             context_tokens: 0.0,
             eviction_age: None,
             recent_tokens: 0.0,
             spread_tokens: 0.0,
+            crowd_tokens: 0.0,
             own_weight: 0.0,
             cost: f64::INFINITY,
             tied: false,
@@ -93,6 +95,7 @@ impl Scheduler {
             / f64::from(slots.limit.unwrap_or(1).max(1));
         terms.load = load;
         terms.queue_tokens = (load.prefill_tokens as f64 + waiting_tokens) * terms.scarcity;
+        terms.requests = (f64::from(load.requests) + others_waiting + others_running) * terms.scarcity;
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;
         terms.slot_tokens = slot_seconds * self.prefill_rate();

@@ -1,5 +1,6 @@
 //! HAProxy processes.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -72,6 +73,10 @@ impl Binary {
 #[derive(Debug)]
 pub(crate) struct HaproxyProcess {
     child: Child,
+    /// Those that it has replaced.
+    before: Vec<Child>,
+    binary: PathBuf,
+    arguments: Vec<OsString>,
     admin: PathBuf,
     output: PathBuf,
 }
@@ -83,23 +88,43 @@ impl HaproxyProcess {
         let admin = directory.join(RUNTIME_SOCKET);
         let output = directory.join("output");
         let harness = directory.join("harness.cfg");
-        fs::write(&harness, format!("global\n    stats socket {} level admin\n", admin.display()))
-            .expect("written");
-        let log = fs::File::create(&output).expect("a file");
-        let mut command = Command::new(&binary.path);
-        command.arg("-db").arg("-f").arg(&harness);
-        for file in files {
-            command.arg("-f").arg(file);
-        }
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a file")).stderr(log);
-        let child = command.spawn().expect("HAProxy starts");
-        let mut process = Self { child, admin, output };
-        eventually("HAProxy is ready", || {
-            let ended = process.child.try_wait().expect("a state");
-            assert!(ended.is_none(), "HAProxy {} ended: {}", binary.version, process.output());
-            process.try_command("show info")
-        });
+        let socket = format!("stats socket {} level admin expose-fd listeners", admin.display());
+        fs::write(&harness, format!("global\n    {socket}\n")).expect("written");
+        let files = [harness.as_path()].into_iter().chain(files.iter().copied());
+        let files = files.flat_map(|file| [OsString::from("-f"), file.into()]);
+        let arguments: Vec<OsString> = [OsString::from("-db")].into_iter().chain(files).collect();
+        let child = spawn(&binary.path, &arguments, &output);
+        let before = Vec::new();
+        let mut process = Self { child, before, binary: binary.path.clone(), arguments, admin, output };
+        process.wait_until_ready();
         process
+    }
+
+    /// Reloads it: a new process takes the listening sockets over, and the old one finishes what it has.
+    pub(crate) fn reload(&mut self) {
+        let old = self.child.id().to_string();
+        let hand_over = ["-x".into(), self.admin.clone().into(), "-sf".into(), old.into()];
+        let arguments: Vec<OsString> = self.arguments.iter().cloned().chain(hand_over).collect();
+        let new = spawn(&self.binary, &arguments, &self.output);
+        self.before.push(std::mem::replace(&mut self.child, new));
+        self.wait_until_ready();
+    }
+
+    /// How many of the processes that it has replaced still run.
+    pub(crate) fn old_processes(&mut self) -> usize {
+        self.before
+            .iter_mut()
+            .filter_map(|child| child.try_wait().expect("a state").is_none().then_some(()))
+            .count()
+    }
+
+    fn wait_until_ready(&mut self) {
+        let pid = format!("Pid: {}\n", self.child.id());
+        eventually("HAProxy is ready", || {
+            let ended = self.child.try_wait().expect("a state");
+            assert!(ended.is_none(), "{} ended: {}", self.binary.display(), self.output());
+            self.try_command("show info").filter(|info| info.contains(&pid))
+        });
     }
 
     /// What it has written to its terminal.
@@ -141,10 +166,19 @@ impl HaproxyProcess {
     }
 }
 
+fn spawn(binary: &Path, arguments: &[OsString], output: &Path) -> Child {
+    let log = fs::File::options().create(true).append(true).open(output).expect("a file");
+    let mut command = Command::new(binary);
+    command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().expect("a file")).stderr(log);
+    command.spawn().expect("HAProxy starts")
+}
+
 impl Drop for HaproxyProcess {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        for child in self.before.iter_mut().chain([&mut self.child]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
         if std::thread::panicking() {
             eprintln!("HAProxy said:\n{}", self.output());
         }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 pub(crate) mod agent;
+pub(crate) mod chats;
 pub(crate) mod feed_proxy;
 pub(crate) mod haproxy;
 pub(crate) mod http;

@@ -7,12 +7,12 @@ use std::process::{Child, Command, Stdio};
 
 use kvspoa::haproxy_config::Form;
 use kvspoa::sim::{Replica, ReplicaArgs};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::haproxy::{Binary, HaproxyProcess, RUNTIME_SOCKET};
-use super::http::{self, Message};
+use super::http::{self, Connection, Message};
 use super::site::{Forms, write};
 use super::{eventually, free_port, nobody};
 
@@ -48,6 +48,16 @@ pub(crate) struct Setup<'a> {
     pub(crate) pool: &'a str,
     /// Lines of HAProxy's backend in place of the replicas' servers, of which the agent is told nothing then.
     pub(crate) servers: Option<&'a str>,
+    /// HAProxy's own `balance`, and lines that go with it.
+    pub(crate) balance: &'a str,
+    /// Whether HAProxy asks the agent.
+    pub(crate) asks: bool,
+    /// Whether the agent is told where it can hear and ask the replicas, or their names alone.
+    pub(crate) told: bool,
+    /// Options of the forms (`kvspoa haproxy-config`).
+    pub(crate) forms: &'a [&'a str],
+    /// Further lines of the agent's configuration, before its pools.
+    pub(crate) agent: &'a str,
     /// What follows `server NAME` in HAProxy, from the number of the replica and its address.
     pub(crate) server: fn(usize, SocketAddr) -> String,
     /// Whether to wait until the agent has heard all replicas.
@@ -80,6 +90,11 @@ impl Default for Setup<'_> {
             log: true,
             pool: "",
             servers: None,
+            balance: "leastconn",
+            asks: true,
+            told: true,
+            forms: &[],
+            agent: "",
             server: |_, address| address.to_string(),
             ready: true,
         }
@@ -113,7 +128,8 @@ impl Road {
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let listed = if setup.servers.is_some() { &[][..] } else { &replicas };
-        let agent = AgentProcess::start(directory.path(), &pool(setup.pool, listed, feeds));
+        let pool = if setup.told { pool(setup.pool, listed, feeds) } else { untold_pool(listed) };
+        let agent = AgentProcess::start(directory.path(), &format!("{}{pool}", setup.agent));
         if setup.ready && setup.servers.is_none() {
             agent.wait_until_ready();
         }
@@ -121,17 +137,58 @@ impl Road {
         let files = haproxy_files(directory.path(), address, &agent, &replicas, setup);
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
-        haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        if setup.asks {
+            haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
+        }
         if setup.ready {
             agent.wait_until_ready();
         }
         Self { http: address, agent, replicas, haproxy, runtime, _directory: directory }
     }
 
+    /// Waits until the agent has heard of every server and engine.
+    pub(crate) fn wait_for_polls(&self) {
+        eventually("HAProxy's socket answers", || {
+            (self.agent.metric("kvspoa_haproxy_socket_up") == 1.0).then_some(())
+        });
+        eventually("the engines answer", || {
+            let asked =
+                |replica| self.agent.metric_with("kvspoa_engine_reports_total", &format!("\"s{replica}\""));
+            (1..=self.replicas.len()).all(|replica| asked(replica) > 0.0).then_some(())
+        });
+    }
+
+    /// Every gauge of load comes to 0.
+    #[track_caller]
+    pub(crate) fn assert_no_load(&self) {
+        for gauge in ["kvspoa_requests", "kvspoa_prefill_tokens", "kvspoa_booked_blocks"] {
+            eventually(&format!("{gauge} is 0"), || (self.agent.metric(gauge) == 0.0).then_some(()));
+        }
+    }
+
+    /// A streamed completion that lasts until its connection is dropped, or some minutes; returns at its first piece.
+    pub(crate) fn long_request(&self, body: &Value) -> Connection {
+        let mut connection = Connection::open(self.http);
+        connection.send(&http::request("POST", "/v1/completions", &[], body.to_string().as_bytes()));
+        assert_eq!(connection.read_head().expect("headers").status(), 200);
+        connection.read_chunk().expect("a first piece");
+        connection
+    }
+
     /// Sends a JSON body and reads the whole answer.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Message {
         http::send(self.http, &http::request("POST", path, &[], body.to_string().as_bytes()))
     }
+}
+
+/// A completion whose prompt has nothing in common with those of other numbers.
+pub(crate) fn unrelated(number: usize) -> Value {
+    json!({ "prompt": format!("{number} is the number of this story ").repeat(20), "max_tokens": 2 })
+}
+
+/// The same, streamed, with an answer of many tokens.
+pub(crate) fn long_body(number: usize) -> Value {
+    json!({ "prompt": format!("{number} long ").repeat(100), "max_tokens": 2000, "stream": true, "ignore_eos": true })
 }
 
 /// The replica's flags on top of ports that the system picks.
@@ -161,15 +218,19 @@ fn haproxy_files(
     setup: &Setup,
 ) -> Vec<PathBuf> {
     let log = if setup.log { agent.log } else { nobody() };
-    let forms = Forms::new(dir, agent.spop, log, &[]);
+    let options: Vec<String> = setup.forms.iter().copied().map(str::to_owned).collect();
+    let forms = Forms::new(dir, agent.spop, log, &options);
+    let form = |form| if setup.asks { forms.text(form) } else { String::new() };
     let mut config = format!(
         "global\n    maxconn 2000\n    tune.bufsize {}\ndefaults\n    mode http\n    timeout client 120s\n    \
          timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
          frontend fe\n    bind {http}\n    option httplog\n{}    default_backend {POOL}\n\
-         backend {POOL}\n    balance leastconn\n    http-response set-header x-served-by %s\n{}",
+         backend {POOL}\n    balance {}\n    http-response set-header x-served-by %s\n    \
+         http-response set-header x-kv-reason %[var(txn.kv.reason)]\n{}",
         setup.bufsize,
-        forms.text(Form::Frontend),
-        forms.text(Form::Backend),
+        form(Form::Frontend),
+        setup.balance,
+        form(Form::Backend),
     );
     config.push_str(setup.servers.unwrap_or_default());
     let listed = if setup.servers.is_some() { &[] } else { replicas };
@@ -197,6 +258,15 @@ fn pool(lines: &str, replicas: &[Replica], feeds: &[Feed]) -> String {
             writeln!(text, "id = \"SERVE_REPLICA::app#{number}\"\ntokens = \"{tokens}\"").expect("a string");
         }
         writeln!(text, "ranks = {}", replica.ranks().len()).expect("a string");
+    }
+    text
+}
+
+/// The same, of which nothing but their names is told.
+fn untold_pool(replicas: &[Replica]) -> String {
+    let mut text = format!("[[pool]]\nbackend = \"{POOL}\"\n");
+    for number in 1..=replicas.len() {
+        writeln!(text, "[[pool.replica]]\nserver = \"s{number}\"").expect("a string");
     }
     text
 }

@@ -56,6 +56,16 @@ fn a_conversation_never_leaves_its_cache_for_nothing() {
 }
 
 #[test]
+fn where_no_cache_is_known_to_hold_a_prompt_the_session_stays() {
+    let mut pool = Pool::new(2, Policy::default());
+    let home = pool.serve(&prompt(&[(1, 600)]), Some(7));
+    for turn in 2..10 {
+        // As after the cut of a body whose salt was not seen: nothing of it is ever found.
+        assert_eq!(pool.serve(&prompt(&[(100 * turn, 1600)]), Some(7)), home, "turn {turn}");
+    }
+}
+
+#[test]
 fn a_conversation_alone_in_the_pool_stays_in_its_cache_however_short_it_is() {
     let mut pool = Pool::new(3, Policy::default());
     let mut said = vec![(1, 40)];
@@ -110,20 +120,68 @@ fn a_wide_band_still_keeps_to_the_cache_at_equal_load() {
 
 #[test]
 fn identical_prompts_at_once_do_not_herd() {
-    for count in [64, 256] {
-        let mut pool = Pool::new(4, Policy::default());
-        let same = prompt(&[(1, 2000)]);
-        let chosen: Vec<_> = (0..count)
-            .map(|_| {
-                let ask = pool.ask(&same, None);
-                pool.book(&ask).rank.expect("a candidate")
-            })
-            .collect();
-        let most = shares(&chosen, 4).into_iter().max().unwrap_or_default();
-        assert!(most * 5 <= count * 2, "{:?}", shares(&chosen, 4));
-        // Each rank computes the prompt once at most; the others share it.
-        let queued: u64 = pool.scheduler.loads().map(|(_, load)| load.prefill_tokens).sum();
-        assert!(queued <= 4 * 2000 + count as u64 * u64::from(BLOCK_TOKENS), "{queued}");
+    // Whether all come before any is computed, or each is computed before the next one comes.
+    for (tokens, is_computed) in
+        [(20, true), (300, true), (2000, true), (300, false), (2000, false), (3000, false)]
+    {
+        for count in [32, 64, 256] {
+            let mut pool = Pool::new(4, Policy::default());
+            let same = prompt(&[(1, tokens)]);
+            let chosen: Vec<_> = (0..count)
+                .map(|_| {
+                    let ask = pool.ask(&same, None);
+                    let rank = pool.book(&ask).rank.expect("a candidate");
+                    if is_computed {
+                        pool.prefill(rank, &same);
+                    }
+                    rank
+                })
+                .collect();
+            let shares = shares(&chosen, 4);
+            assert!(shares.iter().all(|share| share * 8 <= count * 3), "{tokens}, {is_computed}: {shares:?}");
+            // Each rank computes the prompt once at most; the others share it.
+            let queued: u64 = pool.scheduler.loads().map(|(_, load)| load.prefill_tokens).sum();
+            assert!(queued <= 4 * u64::from(tokens) + count as u64 * u64::from(BLOCK_TOKENS), "{queued}");
+        }
+    }
+}
+
+#[test]
+fn a_long_prefix_is_not_computed_again_for_the_sake_of_a_crowd() {
+    let mut pool = Pool::new(4, Policy::default());
+    let document = prompt(&[(1, 30_000)]);
+    pool.store(RankId(2), &document);
+    for question in 0..16 {
+        let ask = pool.ask(&prompt(&[(1, 30_000), (100 + question, 40)]), None);
+        assert_eq!(pool.book(&ask).rank, Some(RankId(2)), "{question}");
+    }
+}
+
+#[test]
+fn a_prefix_that_is_asked_for_more_than_one_rank_can_serve_spreads() {
+    let mut pool = Pool::new(4, Policy::default());
+    pool.store(RankId(0), &prompt(&[(1, 4_000)]));
+    let mut chosen = Vec::new();
+    for question in 0..240 {
+        let ask = pool.ask(&prompt(&[(1, 4_000), (100 + question, 600)]), None);
+        let rank = pool.book(&ask).rank.expect("a candidate");
+        pool.store(rank, &prompt(&[(1, 4_000)]));
+        chosen.push(rank);
+    }
+    assert!(shares(&chosen, 4).iter().all(|share| *share >= 40), "{:?}", shares(&chosen, 4));
+}
+
+#[test]
+fn hundreds_of_sequential_requests_spread_whatever_they_have_in_common() {
+    for head_tokens in [0, 160, 400] {
+        for ranks in [2, 3] {
+            let mut pool = Pool::new(ranks, Policy::default());
+            let chosen: Vec<_> = (0..448)
+                .map(|at| pool.serve(&prompt(&[(9000, head_tokens), (at + 1, 60 + at * 7 % 90)]), None))
+                .collect();
+            let shares = shares(&chosen, ranks);
+            assert!(shares.iter().all(|share| share * 4 >= 448), "{head_tokens}, {ranks}: {shares:?}");
+        }
     }
 }
 

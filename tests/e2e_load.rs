@@ -1,0 +1,289 @@
+//! What the load is believed to be, and how requests spread by it, through a real HAProxy: each test runs with every
+//! HAProxy that is there.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::chats::{A, Outcome, Pace, play};
+use support::eventually;
+use support::haproxy::{Binary, binaries, for_each_binary};
+use support::http::{self, Connection, Message};
+use support::road::{Road, Setup, long_body, unrelated};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+fn replica<'a>(explanation: &'a Value, server: &str) -> &'a Value {
+    let replicas = explanation["replicas"].as_array().expect("a list");
+    replicas.iter().find(|replica| replica["server"] == server).expect("the server")
+}
+
+/// Sends the same body so many times at the same moment.
+fn at_once(road: &Road, count: usize, body: &Value) -> Vec<Message> {
+    let request = http::request("POST", COMPLETIONS, &[], body.to_string().as_bytes());
+    let (barrier, http) = (Barrier::new(count), road.http);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..count)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut connection = Connection::open(http);
+                    barrier.wait();
+                    connection.send(&request);
+                    connection.read().expect("an answer")
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().expect("no panic")).collect()
+    })
+}
+
+#[test]
+fn many_identical_prompts_at_once_do_not_herd() {
+    for_each_binary(|haproxy| {
+        // On a slow machine a choice may come late, and then would be HAProxy's.
+        let setup = Setup {
+            replicas: 4,
+            flags: &["--prefill-tokens-per-second", "4000"],
+            forms: &["--agent-timeout", "20s"],
+            agent: "spop.deadline = \"15s\"\n",
+            ..Setup::default()
+        };
+        let road = Road::set_up(haproxy, &setup);
+        for (round, count) in [32, 64, 256].into_iter().enumerate() {
+            let prompt = format!("Round {round} of the same question for all of us. ").repeat(100);
+            let answers = at_once(&road, count, &json!({ "prompt": prompt, "max_tokens": 8 }));
+            let mut named: BTreeMap<&str, usize> = BTreeMap::new();
+            for answer in &answers {
+                assert_eq!(answer.status(), 200, "{}", answer.text());
+                let reason = answer.header("x-kv-reason");
+                assert!(
+                    ["no_overlap", "overlap"].map(Some).contains(&reason),
+                    "{reason:?}: HAProxy's choice"
+                );
+                *named.entry(answer.header("x-served-by").expect("set by HAProxy")).or_default() += 1;
+            }
+            assert!(named.values().all(|most| most * 8 <= count * 3), "{count} at once: {named:?}");
+            road.assert_no_load();
+        }
+    });
+}
+
+#[test]
+fn a_full_server_is_left_for_a_free_one_and_of_full_ones_the_shorter_queue_is_taken() {
+    for_each_binary(|haproxy| {
+        let server = |_, address| format!("{address} maxconn 2");
+        let slow = &["--decode-step", "200"];
+        let road = Road::set_up(haproxy, &Setup { server, flags: slow, ..Setup::default() });
+        road.wait_for_polls();
+        let explain = || road.agent.explain(COMPLETIONS, &unrelated(7));
+        let chosen = || explain()["chosen"].as_str().expect("a server").to_owned();
+        // The prompt is cached where it was served, and there it goes again.
+        let home = road.post(COMPLETIONS, &unrelated(7)).header("x-served-by").expect("served").to_owned();
+        let other = if home == "s1" { "s2" } else { "s1" };
+        eventually("the prompt is known there", || (chosen() == home).then_some(()));
+        let fill = |server: &str, first: usize| -> Vec<Connection> {
+            let streams = (first..first + 2).map(|number| road.long_request(&long_body(number))).collect();
+            assert_eq!(road.haproxy.stat("be_llm", server, "scur"), "2");
+            let full = format!("\"{server}\"");
+            eventually("the agent knows", || {
+                (road.agent.metric_with("kvspoa_server_in_flight", &full) == 2.0).then_some(())
+            });
+            streams
+        };
+        road.haproxy.command(&format!("set server be_llm/{other} state maint"));
+        eventually("only one server is left", || replica(&explain(), other).get("excluded").map(drop));
+        let mut streams = fill(&home, 100);
+        road.haproxy.command(&format!("set server be_llm/{other} state ready"));
+        eventually("the free server is preferred to the cache", || (chosen() == other).then_some(()));
+        streams.extend(fill(other, 102));
+        // Whoever comes now waits.
+        let queued =
+            |server: &str| road.haproxy.stat("be_llm", server, "qcur").parse::<u32>().expect("a count");
+        let send = |body: &Value| {
+            let mut connection = Connection::open(road.http);
+            connection.send(&http::request("POST", COMPLETIONS, &[], body.to_string().as_bytes()));
+            connection
+        };
+        let mut waiting = Vec::new();
+        for at in 1..=6 {
+            waiting.push(send(&unrelated(at + 1000)));
+            eventually("it waits", || (queued("s1") + queued("s2") == at as u32).then_some(()));
+        }
+        assert_eq!((queued("s1"), queued("s2")), (3, 3), "the queues grow alike");
+        drop(streams);
+        for mut connection in waiting {
+            assert_eq!(connection.read().expect("an answer").status(), 200);
+        }
+        road.assert_no_load();
+    });
+}
+
+#[test]
+fn a_reload_of_haproxy_under_load_costs_no_request_and_no_booking() {
+    for_each_binary(|haproxy| {
+        let mut road = Road::set_up(haproxy, &Setup { replicas: 3, ..Setup::default() });
+        road.wait_for_polls();
+        let slow = json!({ "prompt": "a long story ".repeat(50), "max_tokens": 20_000, "stream": true, "ignore_eos": true });
+        let long: Vec<Connection> = (0..3).map(|_| road.long_request(&slow)).collect();
+        let (http, stop, sent) = (road.http, AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for client in 0..4 {
+                let (stop, sent) = (&stop, &sent);
+                scope.spawn(move || {
+                    let mut number = client * 100_000;
+                    while !stop.load(Ordering::Relaxed) {
+                        number += 1;
+                        let body = unrelated(number).to_string();
+                        let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
+                        assert_eq!(http::send(http, &request).status(), 200);
+                        sent.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let more = |count: usize| {
+                let target = sent.load(Ordering::Relaxed) + count;
+                eventually("requests go on", || (sent.load(Ordering::Relaxed) >= target).then_some(()));
+            };
+            more(50);
+            road.haproxy.reload();
+            more(50);
+            stop.store(true, Ordering::Relaxed);
+        });
+        eventually("the agent has seen it", || {
+            (road.agent.metric("kvspoa_haproxy_reloads_total") == 1.0).then_some(())
+        });
+        // The new process does not count what the old one has; that proves nothing against it.
+        let polls = || road.agent.metric("kvspoa_engine_reports_total");
+        let enough = polls() + 30.0;
+        eventually("ten polls of each engine", || (polls() >= enough).then_some(()));
+        assert_eq!(road.agent.metric("kvspoa_requests"), 3.0);
+        assert_eq!(road.haproxy.old_processes(), 1, "it still has the long ones");
+        drop(long);
+        road.assert_no_load();
+        eventually("the old process ends", || (road.haproxy.old_processes() == 0).then_some(()));
+        let all = sent.load(Ordering::Relaxed) as f64 + 3.0;
+        let lines = || road.agent.metric_with("kvspoa_haproxy_log_lines_total", "kind=\"end\"");
+        eventually("each request has its line", || (lines() == all).then_some(()));
+        for other in ["kvspoa_bookings_lost_total", "kvspoa_bookings_expired_total"] {
+            assert_eq!(road.agent.metric(other), 0.0, "{other}");
+        }
+        // And the agent is asked by the new process as it was by the old one.
+        let asked = road.agent.metric("kvspoa_spop_notify_total");
+        assert_eq!(road.post(COMPLETIONS, &unrelated(9)).status(), 200);
+        assert_eq!(road.agent.metric("kvspoa_spop_notify_total"), asked + 1.0);
+    });
+}
+
+#[test]
+fn without_events_a_conversation_stays_where_it_was_sent_and_none_of_it_is_called_confirmed() {
+    for_each_binary(|haproxy| {
+        let road = Road::set_up(haproxy, &Setup { replicas: 3, told: false, ..Setup::default() });
+        let mut text = "The first chapter of a story that goes on and on. ".repeat(20);
+        let ask = |text: &str| {
+            let body = json!({ "prompt": text, "max_tokens": 2 });
+            let explanation = road.agent.explain(COMPLETIONS, &body);
+            let answer = road.post(COMPLETIONS, &body);
+            assert_eq!(answer.status(), 200, "{}", answer.text());
+            // Without events its queue would still be there.
+            road.assert_no_load();
+            (answer.header("x-served-by").expect("served").to_owned(), explanation)
+        };
+        let (home, first) = ask(&text);
+        assert_eq!((&first["reason"], &first["state"]), (&json!("no_overlap"), &json!("load_only")));
+        for turn in 0..8 {
+            ask(&format!("Story {turn} of somebody else, who has nothing to do with it. ").repeat(20));
+            text.push_str(&format!("And in chapter {turn} it went on like this. "));
+            let (served, explanation) = ask(&text);
+            assert_eq!(served, home, "turn {turn}");
+            assert_eq!(explanation["reason"], "history", "{explanation}");
+            assert_eq!(
+                (&explanation["state"], &explanation["matched_tokens"]),
+                (&json!("degraded"), &json!(0))
+            );
+            let sent = replica(&explanation, &home)["history_tokens"].as_u64().expect("a number");
+            assert!(sent * 3 > explanation["prompt_tokens"].as_u64().expect("a number") * 2, "{explanation}");
+        }
+        road.assert_no_load();
+        assert_eq!(road.agent.metric("kvspoa_matched_tokens_total"), 0.0);
+        assert!(road.agent.metric("kvspoa_history_tokens_total") > 0.0);
+    });
+}
+
+#[test]
+fn a_forged_content_length_counts_no_further_than_the_model_reads() {
+    for_each_binary(|haproxy| {
+        let setup = Setup { bufsize: 65_536, flags: &["--max-model-len", "5000"], ..Setup::default() };
+        let road = Road::set_up(haproxy, &setup);
+        eventually("the engines have told of their model", || {
+            // Nothing else shows it before there is a request.
+            (road.agent.metric("kvspoa_model_context_tokens") == 5000.0).then_some(())
+        });
+        let start = json!({ "prompt": "a prompt without an end ".repeat(4000) }).to_string();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: 4000000000\r\n\r\n";
+        let mut connection = Connection::open(road.http);
+        connection.send(head.as_bytes());
+        connection.send(&start.as_bytes()[..80_000]);
+        let prefill = || road.agent.metric("kvspoa_prefill_tokens");
+        eventually("it is booked", || (road.agent.metric("kvspoa_requests") == 1.0).then_some(()));
+        let known = 65_536.0 / 2.0;
+        assert!(prefill() < known, "{} tokens", prefill());
+        drop(connection);
+        road.assert_no_load();
+    });
+}
+
+#[test]
+fn answers_in_the_making_are_load_where_that_is_asked_for() {
+    for_each_binary(|haproxy| {
+        let more = "select.decode_progress = true\n";
+        let flags = &["--decode-step", "5"];
+        let road = Road::set_up(haproxy, &Setup { replicas: 1, flags, agent: more, ..Setup::default() });
+        let stream = road.long_request(&long_body(1));
+        let blocks = || road.agent.metric("kvspoa_booked_blocks");
+        let prompt = eventually("it is booked", || Some(blocks()).filter(|blocks| *blocks > 0.0));
+        eventually("its answer grows", || (blocks() >= prompt + 10.0).then_some(()));
+        drop(stream);
+        road.assert_no_load();
+    });
+}
+
+/// Replicas of 160 blocks of 32 tokens that take little time.
+const SMALL: &[&str] = &["--blocks", "161", "--block-size", "32", "--decode-step", "1"];
+
+/// The chats of workload A, one request at a time, by some seeds: the median cached share, and the greatest share.
+fn chats(haproxy: &Binary, balance: &str, asks: bool) -> (f64, f64) {
+    let pace = Pace { in_flight: 1, pause: Duration::from_millis(30) };
+    let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
+        let seeds: Vec<_> = (1..=5)
+            .map(|seed| {
+                scope.spawn(move || {
+                    let road =
+                        Road::set_up(haproxy, &Setup { flags: SMALL, balance, asks, ..Setup::default() });
+                    play(road.http, A, pace, seed, true)
+                })
+            })
+            .collect();
+        seeds.into_iter().map(|seed| seed.join().expect("no panic")).collect()
+    });
+    let median = |of: fn(&Outcome) -> f64| {
+        let mut values: Vec<f64> = outcomes.iter().map(of).collect();
+        values.sort_unstable_by(f64::total_cmp);
+        values[values.len() / 2]
+    };
+    (median(Outcome::cached_share), median(Outcome::greatest_share))
+}
+
+#[test]
+fn chats_are_served_from_cache_and_evenly_as_by_no_balance_of_haproxys_own() {
+    let binaries = binaries();
+    let haproxy = binaries.first().expect("one at least");
+    let (cached, greatest) = chats(haproxy, "leastconn", true);
+    let (least, _) = chats(haproxy, "leastconn", false);
+    let (hashed, _) = chats(haproxy, "hash req.hdr(x-session-id)\n    hash-type consistent", false);
+    assert!(cached >= 0.77 && greatest <= 0.60, "{cached:.3} cached, {greatest:.2} on one");
+    assert!(cached > least + 0.05 && cached > hashed, "{cached:.3} against {least:.3} and {hashed:.3}");
+}
