@@ -305,6 +305,36 @@ fn adapters_and_salts_match_their_own_blocks_and_never_the_base_models() {
 }
 
 #[test]
+fn in_a_mixed_fleet_each_replica_is_known_by_its_own_block_size() {
+    for_each_binary(|haproxy| {
+        let runtime = Runtime::new().expect("a runtime");
+        let replicas: Vec<Replica> = ["16", "64"]
+            .map(|size| runtime.block_on(Replica::start(&replica_args(&["--block-size", size]))))
+            .into_iter()
+            .collect::<Result<_, _>>()
+            .expect("replicas");
+        let feeds: Vec<Feed> = replicas.iter().map(Feed::of).collect();
+        let road = Road::assemble(haproxy, runtime, replicas, &feeds, &Setup::default());
+        let body = json!({ "prompt": text(1, 180), "max_tokens": 1 });
+        let cached = || -> Vec<u64> {
+            let ask = |replica: &Replica| {
+                let request = http::request("POST", COMPLETIONS, &[], body.to_string().as_bytes());
+                let answer = http::send(replica.http_addr(), &request);
+                let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
+                json["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+            };
+            road.replicas.iter().map(ask).collect()
+        };
+        assert_eq!(cached(), [0, 0]);
+        eventually("both are known", || {
+            let explained = road.agent.explain(COMPLETIONS, &body);
+            (["s1", "s2"].map(|server| held(&explained, server)[0]) == [176, 128]).then_some(())
+        });
+        assert_eq!(cached(), [176, 128]);
+    });
+}
+
+#[test]
 fn each_data_parallel_rank_has_blocks_of_its_own_and_is_named_to_the_engine() {
     for_each_binary(|haproxy| {
         let runtime = Runtime::new().expect("a runtime");

@@ -4,7 +4,7 @@ mod events_support;
 
 use events_support::{Event, Record, names, owned, records};
 use kvspoa::events::stream::{Action, Stream, StreamLimits};
-use kvspoa::events::{Batch, FeedState, Groups, ResetReason, SuspendReason};
+use kvspoa::events::{Batch, Doubt, FeedState, Groups, ResetReason, SuspendReason};
 use kvspoa::hash::HashKey;
 use kvspoa::index::{Index, IndexConfig, Overlaps};
 use kvspoa::sim::{Engine, EngineConfig, HashFormat, Job, OffloadConfig, Prompt, Timing, encode_batch};
@@ -408,6 +408,10 @@ impl World {
             45..=64 => {
                 let ms = self.rng.u64(..3_000);
                 self.wait(Duration::from_millis(ms));
+            }
+            65..=66 => {
+                let doubt = if self.rng.bool() { Doubt::Silent } else { Doubt::HealthLost };
+                self.tell(|stream, _, actions| stream.on_doubt(doubt, actions));
             }
             _ => self.request(),
         }

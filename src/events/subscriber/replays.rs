@@ -1,16 +1,15 @@
 //! The replays of all feeds: a few run, the others wait their turn.
 
-use super::socket::ReplaySocket;
 use std::collections::VecDeque;
 
-/// Replays by feed. A feed has one at most, running or waiting.
-pub(super) struct Replays<K> {
-    pub(super) running: Vec<(K, ReplaySocket)>,
+/// Replays by feed, with their sockets. A feed has one at most, running or waiting.
+pub(super) struct Replays<K, S> {
+    pub(super) running: Vec<(K, S)>,
     waiting: VecDeque<(K, u64)>,
     limit: usize,
 }
 
-impl<K: Copy + Eq> Replays<K> {
+impl<K: Copy + Eq, S> Replays<K, S> {
     pub(super) fn new(limit: usize) -> Self {
         Self { running: Vec::new(), waiting: VecDeque::new(), limit: limit.max(1) }
     }
@@ -31,7 +30,37 @@ impl<K: Copy + Eq> Replays<K> {
         if self.running.len() < self.limit { self.waiting.pop_front() } else { None }
     }
 
-    pub(super) fn started(&mut self, key: K, socket: ReplaySocket) {
+    pub(super) fn started(&mut self, key: K, socket: S) {
         self.running.push((key, socket));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_than_the_limit_run_at_once_whoever_asks() {
+        let mut replays = Replays::new(2);
+        (0..5).for_each(|key| replays.enqueue(key, 10 * key));
+        let start = |replays: &mut Replays<u64, ()>| {
+            let mut started = Vec::new();
+            while let Some((key, from)) = replays.next() {
+                replays.started(key, ());
+                started.push((key, from));
+            }
+            started
+        };
+        assert_eq!(start(&mut replays), [(0, 0), (1, 10)]);
+        // One that asks again gives its place up and waits behind the others.
+        replays.enqueue(1, 17);
+        assert_eq!(start(&mut replays), [(2, 20)]);
+        // One that has no more need of it.
+        replays.cancel(3);
+        replays.cancel(0);
+        assert_eq!(start(&mut replays), [(4, 40)]);
+        replays.cancel(2);
+        replays.cancel(4);
+        assert_eq!(start(&mut replays), [(1, 17)]);
     }
 }

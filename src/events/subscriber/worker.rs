@@ -2,7 +2,7 @@
 
 use super::SubscriberConfig;
 use super::replays::Replays;
-use super::socket::{self, Link, LiveSocket, Received};
+use super::socket::{self, Link, LiveSocket, Received, ReplaySocket};
 use crate::events::batch::{Batch, SkipReason};
 use crate::events::endpoint::Endpoint;
 use crate::events::groups::Groups;
@@ -44,7 +44,7 @@ pub(super) struct Worker<S: Sink> {
     commands: mpsc::Receiver<Command<S::Key>>,
     woken: Socket,
     slots: Vec<Slot<S::Key>>,
-    replays: Replays<S::Key>,
+    replays: Replays<S::Key, ReplaySocket>,
     batch: Batch,
     actions: Vec<Action<Message>>,
     feeds_ever: u64,
