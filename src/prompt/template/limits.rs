@@ -9,10 +9,22 @@ use std::collections::HashSet;
 /// The limits of one template.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Limits {
-    /// It adds to a text that it marked as safe. Python then escapes the other one for HTML.
-    pub(super) adds_to_safe_text: bool,
+    /// What it adds to a text that it marked as safe.
+    pub(super) added_to_safe_text: Added,
     /// It concatenates by `~`, which writes some values unlike Python.
     pub(super) concatenates: bool,
+}
+
+/// What is added to a text that is marked as safe. Python escapes it for HTML.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(super) enum Added {
+    /// Nothing that escaping could change.
+    #[default]
+    Nothing,
+    /// Names of tools and the like, which seldom have anything to escape.
+    Names,
+    /// Any text.
+    Anything,
 }
 
 pub(super) fn of(template: &Stmt<'_>) -> Limits {
@@ -31,11 +43,34 @@ pub(super) fn of(template: &Stmt<'_>) -> Limits {
         }
     }
     Limits {
-        adds_to_safe_text: found
-            .sums
-            .iter()
-            .any(|(left, right)| may_be_safe(left, &safe) || may_be_safe(right, &safe)),
+        added_to_safe_text: found.sums.iter().map(|sum| found.added(sum, &safe)).max().unwrap_or_default(),
         concatenates: found.concatenates,
+    }
+}
+
+/// The terms of a sum.
+fn terms<'t, 'a>((left, right): (&'t Expr<'a>, &'t Expr<'a>), out: &mut Vec<&'t Expr<'a>>) {
+    for side in [left, right] {
+        match side {
+            Expr::BinOp(op) if matches!(op.op, BinOpKind::Add) => terms((&op.left, &op.right), out),
+            term => out.push(term),
+        }
+    }
+}
+
+/// Whether `text` has a character that Python's `escape` replaces.
+fn has_html(text: &str) -> bool {
+    text.contains(['&', '<', '>', '\'', '"'])
+}
+
+/// Whether the expression is an attribute called `name`.
+fn is_attribute_name(expression: &Expr<'_>) -> bool {
+    match expression {
+        Expr::GetAttr(get) => get.name == "name",
+        Expr::GetItem(get) => {
+            matches!(&get.subscript_expr, Expr::Const(key) if key.value.as_str() == Some("name"))
+        }
+        _ => false,
     }
 }
 
@@ -59,13 +94,63 @@ fn may_be_safe(expression: &Expr<'_>, safe: &HashSet<&str>) -> bool {
 struct Found<'t, 'a> {
     assignments: Vec<(&'a str, &'t Expr<'a>)>,
     sums: Vec<(&'t Expr<'a>, &'t Expr<'a>)>,
+    /// Variables that get their values otherwise.
+    bound: HashSet<&'a str>,
     concatenates: bool,
+}
+
+impl<'a> Found<'_, 'a> {
+    /// What a sum adds to a text marked as safe.
+    fn added(&self, sum: &(&Expr<'a>, &Expr<'a>), safe: &HashSet<&str>) -> Added {
+        let mut all = Vec::new();
+        terms(*sum, &mut all);
+        let (marked, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|term| may_be_safe(term, safe));
+        match marked.len() {
+            0 => Added::Nothing,
+            1 => others.into_iter().map(|term| self.escaped(term)).max().unwrap_or_default(),
+            // Which of them are marked is not known.
+            _ => Added::Anything,
+        }
+    }
+
+    fn escaped(&self, term: &Expr<'a>) -> Added {
+        match term {
+            Expr::Const(text) if text.value.as_str().is_some_and(|text| !has_html(text)) => Added::Nothing,
+            term if is_attribute_name(term) => Added::Names,
+            Expr::Var(var) if !self.bound.contains(var.id) => {
+                let mut values = self.assignments.iter().filter(|(name, _)| *name == var.id).peekable();
+                let is_name = values.peek().is_some() && values.all(|(_, value)| is_attribute_name(value));
+                if is_name { Added::Names } else { Added::Anything }
+            }
+            _ => Added::Anything,
+        }
+    }
+
+    /// Takes note of a target that is not set to one expression.
+    fn bind(&mut self, target: &Expr<'a>) {
+        match target {
+            Expr::Var(var) => {
+                self.bound.insert(var.id);
+            }
+            Expr::List(list) => list.items.iter().for_each(|item| self.bind(item)),
+            Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.bind(item)),
+            _ => {}
+        }
+    }
 }
 
 impl<'t, 'a> Visitor<'t, 'a> for Found<'t, 'a> {
     fn statement(&mut self, statement: &'t Stmt<'a>, _in_macro: bool) {
-        if let Stmt::Set(set) = statement {
-            self.assignments.extend(variable(&set.target).map(|target| (target, &set.expr)));
+        match statement {
+            Stmt::Set(set) => match variable(&set.target) {
+                Some(target) => self.assignments.push((target, &set.expr)),
+                None => self.bind(&set.target),
+            },
+            Stmt::SetBlock(set) => self.bind(&set.target),
+            Stmt::ForLoop(each) => self.bind(&each.target),
+            Stmt::WithBlock(with) => with.assignments.iter().for_each(|(target, _)| self.bind(target)),
+            Stmt::Macro(each) => each.args.iter().for_each(|arg| self.bind(arg)),
+            _ => {}
         }
     }
 
@@ -77,6 +162,18 @@ impl<'t, 'a> Visitor<'t, 'a> for Found<'t, 'a> {
                 _ => {}
             }
         }
+    }
+}
+
+/// Whether a name in `value`, or any text if `in_name`, has something that Python would escape for HTML.
+pub(super) fn has_name_with_html(value: &Value, in_name: bool) -> bool {
+    match value {
+        Value::String(text) => in_name && has_html(text),
+        Value::Array(items) => items.iter().any(|item| has_name_with_html(item, in_name)),
+        Value::Object(fields) => {
+            fields.iter().any(|(key, field)| has_name_with_html(field, in_name || key == "name"))
+        }
+        _ => false,
     }
 }
 
@@ -124,12 +221,30 @@ mod tests {
 
     #[test]
     fn adding_to_safe_text_is_found_through_variables() {
-        assert!(limits("{{ 'a' | safe + x }}").adds_to_safe_text);
-        assert!(limits("{% set a = x | safe if x else y %}{% set b = a %}{{ 'c' + b }}").adds_to_safe_text);
-        assert!(
-            !limits("{% set a = x | tojson | safe %}{{ '<' ~ a ~ '>' }}{{ a }}{{ 'x' + y }}")
-                .adds_to_safe_text
+        let added = |source| limits(source).added_to_safe_text;
+        assert_eq!(added("{{ 'a' | safe + x }}"), Added::Anything);
+        assert_eq!(added("{% set a = x | safe if x else y %}{% set b = a %}{{ 'c<' + b }}"), Added::Anything);
+        assert_eq!(
+            added("{% set a = x | tojson | safe %}{{ '<' ~ a ~ '>' }}{{ a }}{{ 'x' + y }}"),
+            Added::Nothing
         );
+    }
+
+    #[test]
+    fn what_escaping_does_not_change_may_be_added_and_names_where_they_have_nothing_to_escape() {
+        let added = |source: &str| limits(source).added_to_safe_text;
+        let set = "{% set a = c.arguments | tojson | safe %}{% set n = c['function']['name'] %}";
+        let with = |rest: &str| added(&format!("{set}{rest}"));
+        assert_eq!(with("{{ '[ARGS]' + a }}"), Added::Nothing);
+        assert_eq!(with("{{ '\\n<' + a }}"), Added::Anything);
+        assert_eq!(with("{{ n + '[ARGS]' + a }}{{ a + c.name }}"), Added::Names);
+        assert_eq!(with("{% set n = x %}{{ n + a }}"), Added::Anything);
+        assert_eq!(with("{% for n in x %}{{ n + a }}{% endfor %}"), Added::Anything);
+        assert_eq!(with("{% macro f(n) %}{{ n + a }}{% endmacro %}"), Added::Anything);
+        assert_eq!(with("{{ a + a }}"), Added::Anything);
+        let unlike = |json: &str| has_name_with_html(&serde_json::from_str(json).expect("JSON"), false);
+        assert!(unlike(r#"[{"function": {"name": "a<b"}}]"#));
+        assert!(!unlike(r#"[{"function": {"name": "a_b", "arguments": {"x": "<"}}}]"#));
     }
 
     #[test]

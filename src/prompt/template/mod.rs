@@ -23,7 +23,7 @@ use super::options::ModelOptions;
 use crate::request::conversation::Conversation;
 use anthropic::Anthropic;
 use environment::RaisedByTemplate;
-use limits::Limits;
+use limits::{Added, Limits};
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
 use std::cell::Cell;
@@ -140,7 +140,7 @@ impl Templates {
             .map(|captured| environment::marked_safe(captured.state()))
             .map_err(|error| failure(&error))?;
         let text = String::from_utf8(output.text).map_err(|_| PromptError::TooLarge)?;
-        if (template.limits.adds_to_safe_text && marked_safe)
+        if (marked_safe && self.escapes(template.limits.added_to_safe_text, conversation))
             || template.limits.concatenates
                 && self.values(conversation).any(|value| limits::printed_unlike_python(value, &text))
         {
@@ -149,6 +149,24 @@ impl Templates {
         match continued {
             Some(message) => cut_at_mark(text, &message),
             None => Ok(text),
+        }
+    }
+
+    /// Whether Python escapes something of what is `added` to a text that is marked as safe.
+    fn escapes(&self, added: Added, conversation: &Conversation) -> bool {
+        match added {
+            Added::Nothing => false,
+            Added::Names => {
+                let names = conversation.messages.iter().filter_map(|message| message.name.clone());
+                let arguments =
+                    [&self.options.template_arguments, &conversation.template_arguments].into_iter();
+                self.values(conversation).any(|value| limits::has_name_with_html(value, false))
+                    || names.map(serde_json::Value::from).any(|name| limits::has_name_with_html(&name, true))
+                    || arguments
+                        .flat_map(|all| all.values())
+                        .any(|value| limits::has_name_with_html(value, true))
+            }
+            Added::Anything => true,
         }
     }
 
