@@ -8,7 +8,7 @@ mod install;
 mod replica;
 mod route;
 
-pub use events::{EventMetrics, FeedLabels};
+pub use events::{EventMetrics, FeedLabels, ListenerMetrics};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
 pub use replica::{ReportMetrics, ServerMetrics, SocketMetrics};

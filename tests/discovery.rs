@@ -246,6 +246,39 @@ fn a_file_of_replicas_is_followed() {
     });
 }
 
+#[test]
+fn engines_whose_publishers_connect_are_told_apart_by_their_topics() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let listen = format!("tcp://127.0.0.1:{}", support::free_port());
+    let start = |topic: &str| {
+        let mut args = replica_args(&["--events-connect", "--topic", topic]);
+        args.events.clone_from(&listen);
+        runtime.block_on(Replica::start(&args)).expect("a replica")
+    };
+    // One topic begins with the other.
+    let replicas = ["kv@a", "kv@ab"].map(start);
+    let lines: Vec<String> = (1..)
+        .zip(&replicas)
+        .map(|(n, replica)| format!("    server s{n} {}\n", replica.http_addr()))
+        .collect();
+    let (servers, pool) = (lines.concat(), format!("events.listen = \"{listen}\"\n"));
+    let setup = Setup { replicas: 0, pool: &pool, servers: Some(&servers), ready: false, ..Setup::default() };
+    let road = Road::set_up(&support::haproxy::binaries()[0], &setup);
+    let body = |number: usize| json!({ "messages": [{ "role": "user", "content": format!("{number} is only here ").repeat(20) }], "max_tokens": 1 });
+    for (number, replica) in replicas.iter().enumerate() {
+        let request = http::request("POST", CHAT, &[], body(number).to_string().as_bytes());
+        assert_eq!(http::send(replica.http_addr(), &request).status(), 200);
+    }
+    for (number, server) in ["s1", "s2"].into_iter().enumerate() {
+        wait_for_replica(&road, server, Some("exact"));
+        eventually("it is known to hold its own prompt", || {
+            held(&road, server, &body(number)).filter(|held| *held > 0)
+        });
+        assert_eq!(held(&road, server, &body(1 - number)), Some(0), "{server}");
+    }
+    assert_eq!(road.agent.metric("kvspoa_kv_messages_of_unknown_topics_total"), 0.0);
+}
+
 /// A certificate authority, what it certified for `127.0.0.1`, and for a client; all in a directory.
 fn write_certificates(dir: &Path) {
     let openssl = |args: &[&str]| {

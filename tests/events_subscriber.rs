@@ -92,7 +92,7 @@ impl Listener {
 
 fn feed(key: u8, events: &str, replay: Option<String>) -> Feed<u8> {
     let labels = FeedLabels { pool: "pool".to_owned(), server: format!("s{key}"), rank: 0 };
-    Feed { key, labels, events: events.to_owned(), replay }
+    Feed { key, labels, events: events.to_owned(), replay, topic: None }
 }
 
 fn exact(feed: u8) -> Told {

@@ -4,7 +4,7 @@ use super::members::Members;
 use crate::{
     config::HttpAddr,
     metrics::ReportMetrics,
-    replica::{EngineReport, Sources, parse_engine_page, parse_models, parse_sources},
+    replica::{EngineReport, Source, Sources, parse_engine_page, parse_models, parse_sources},
 };
 use bytes::Bytes;
 use std::{
@@ -40,6 +40,8 @@ pub(super) struct Engine {
     pub(super) poll: Duration,
     /// Whether it was told already that our key is not accepted.
     pub(super) told_unauthorized: AtomicBool,
+    /// The same of its publisher.
+    pub(super) told_connects: AtomicBool,
 }
 
 impl Engine {
@@ -80,6 +82,7 @@ impl Engine {
         let sources = if self.ask_sources { self.sources().await } else { Sources::Told(Vec::new()) };
         let mut answered = sources != Sources::Silent;
         if self.ask_sources {
+            self.complain_of_publisher(&sources);
             self.members.take_sources(&self.server, &self.http, sources);
         }
         match self.get("/v1/models").await {
@@ -120,6 +123,23 @@ impl Engine {
                 server,
                 status,
                 "the replica refuses our questions: is http.api_key_file its key?"
+            );
+        }
+    }
+
+    /// Nothing would ever be heard.
+    fn complain_of_publisher(&self, sources: &Sources) {
+        let Sources::Told(told) = sources else { return };
+        let connects = told.iter().find_map(Source::connects_to).filter(|_| !self.members.listens());
+        if let Some(endpoint) = connects
+            && !self.told_connects.swap(true, Ordering::Relaxed)
+        {
+            let (pool, server) = (&self.members.pool().backend, &self.server);
+            tracing::warn!(
+                pool,
+                server,
+                endpoint,
+                "the replica's KV event endpoint connects, it does not listen: put a * in place of its host, or set events.listen"
             );
         }
     }

@@ -43,6 +43,7 @@ pub(super) struct Members {
     /// The pool's place in the configuration.
     place: u16,
     access: Access,
+    listens: bool,
     common: Common,
     state: Mutex<State>,
 }
@@ -73,12 +74,24 @@ impl Members {
         let membership = Membership::new(config);
         let state =
             State { membership, running: Vec::new(), followed: HashMap::new(), refused: HashSet::new() };
-        let members = Arc::new(Self { pool, place, access, common, state: Mutex::new(state) });
+        let members = Arc::new(Self {
+            pool,
+            place,
+            access,
+            listens: config.event_ports.listen.is_some(),
+            common,
+            state: Mutex::new(state),
+        });
         members.change(|_| {}).map_or(Ok(members), Err)
     }
 
     pub(super) const fn pool(&self) -> &Arc<Pool> {
         &self.pool
+    }
+
+    /// Whether publishers can connect to us.
+    pub(super) const fn listens(&self) -> bool {
+        self.listens
     }
 
     /// How the replicas are reached.
@@ -169,6 +182,7 @@ impl Members {
                 labels,
                 events: events.to_string(),
                 replay: rank.replay.as_ref().map(ToString::to_string),
+                topic: rank.topic.clone(),
             };
             if let Err(source) = self.common.subscriber.add(feed) {
                 self.take_out(replica, usize::from(number));
@@ -224,6 +238,7 @@ impl Members {
                     ask_sources,
                     poll: self.common.engine_poll,
                     told_unauthorized: AtomicBool::new(false),
+                    told_connects: AtomicBool::new(false),
                 };
                 self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(engine.follow()));
                 stop

@@ -4,7 +4,7 @@ use super::{
     PolicyName,
     rendering::Rendering,
     replicas::NodeRank,
-    values::{ByteSize, Count, Endpoints, HostPort, HttpAddr, SocketAddr, Time, from_text},
+    values::{ByteSize, Count, Endpoints, HostPort, HttpAddr, ListenEndpoint, SocketAddr, Time, from_text},
 };
 use crate::{haproxy_config, lifecycle::LogListen, spop::ListenAddr};
 use serde::Deserialize;
@@ -278,6 +278,7 @@ pub(super) struct RawEvents {
     pub(super) port_base: Count<1, 65_535>,
     pub(super) replay_offset: Count<1, 65_535>,
     pub(super) node_rank: NodeRank,
+    pub(super) listen: Option<ListenEndpoint>,
 }
 
 impl Default for RawEvents {
@@ -288,6 +289,7 @@ impl Default for RawEvents {
             // Ray's; vLLM's examples have 5558, which is the second rank's.
             replay_offset: Count(1000),
             node_rank: NodeRank::default(),
+            listen: None,
         }
     }
 }
@@ -298,6 +300,7 @@ pub(super) struct RawReplica {
     pub(super) server: Spanned<String>,
     pub(super) id: Option<String>,
     pub(super) http: Option<HttpAddr>,
+    pub(super) topic: Option<String>,
     pub(super) events: Option<Spanned<Endpoints>>,
     pub(super) replay: Option<Spanned<Endpoints>>,
     pub(super) tokens: Option<Spanned<Endpoints>>,

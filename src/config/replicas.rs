@@ -37,6 +37,8 @@ pub struct Replica {
     pub ranks: Vec<Rank>,
     /// Blocks of each rank's cache over all tiers; absent: as the engine's `/metrics` tells of its GPU tier.
     pub cache_blocks: Option<u32>,
+    /// The topic of its events, by which it is told from others that connect to the same endpoint; absent: as it says.
+    pub topic: Option<String>,
 }
 
 /// The event endpoints of one data-parallel rank.
@@ -50,12 +52,16 @@ pub struct Rank {
     pub tokens: Option<Endpoint>,
     /// Blocks of its cache, as of the [`Replica`].
     pub cache_blocks: Option<u32>,
+    /// The topic of its events, where `events` is an endpoint to which several replicas connect.
+    pub topic: Option<String>,
 }
 
-/// Where the events of engines are that cannot tell (vLLM without `/kv_event_sources`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Where events are beyond what engines tell themselves.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventPorts {
-    /// The PUB port of a machine's first rank; the others follow.
+    /// Where the agent listens for engines whose publishers connect: for each one's first rank; the others' ports follow.
+    pub listen: Option<Endpoint>,
+    /// The PUB port of a machine's first rank, where engines cannot tell (vLLM without `/kv_event_sources`).
     pub base: u16,
     /// From a PUB port to its replay port.
     pub replay_offset: u16,
@@ -118,6 +124,7 @@ pub enum NodeRank {
 impl From<&RawEvents> for EventPorts {
     fn from(raw: &RawEvents) -> Self {
         Self {
+            listen: raw.listen.as_ref().map(|listen| listen.0.clone()),
             base: raw.port_base.0 as u16,
             replay_offset: raw.replay_offset.0 as u16,
             node_rank: raw.node_rank,
@@ -158,7 +165,7 @@ pub(super) fn ranks(
                 events: of_rank(events, "events", rank)?,
                 replay: of_rank(replay, "replay", rank)?,
                 tokens: of_rank(tokens, "tokens", rank)?,
-                cache_blocks: None,
+                ..Rank::default()
             })
         })
         .collect()
@@ -167,7 +174,7 @@ pub(super) fn ranks(
 impl Replica {
     /// Of the file's text; an error comes with its place.
     pub(super) fn build(raw: RawReplica) -> Result<Self, (Span, Wrong)> {
-        let RawReplica { server, id, http, events, replay, tokens, cache_blocks, ranks: count } = raw;
+        let RawReplica { server, id, http, topic, events, replay, tokens, cache_blocks, ranks: count } = raw;
         let [of_events, of_replay, of_tokens] =
             [&events, &replay, &tokens].map(|raw| raw.as_ref().map(Spanned::get_ref));
         let ranks = ranks(of_events, of_replay, of_tokens, count.map(|count| count.0)).map_err(|wrong| {
@@ -179,7 +186,7 @@ impl Replica {
             (key.as_ref().map_or_else(|| server.span(), Spanned::span), wrong)
         })?;
         let cache_blocks = cache_blocks.map(|count| count.0 as u32);
-        Ok(Self { server: server.into_inner(), id, http, ranks, cache_blocks })
+        Ok(Self { server: server.into_inner(), id, http, ranks, cache_blocks, topic })
     }
 }
 
@@ -197,6 +204,7 @@ struct FileReplica {
     server: String,
     id: Option<String>,
     http: Option<HttpAddr>,
+    topic: Option<String>,
     events: Option<Endpoints>,
     replay: Option<Endpoints>,
     tokens: Option<Endpoints>,
@@ -222,7 +230,7 @@ pub fn parse_replica_file(text: &str) -> Result<Vec<Replica>, String> {
             return Err(format!("more than {MAX_RANKS} ranks in all"));
         }
         let cache_blocks = raw.cache_blocks.map(|count| count.0 as u32);
-        Ok(Replica { server: raw.server, id: raw.id, http: raw.http, ranks, cache_blocks })
+        Ok(Replica { server: raw.server, id: raw.id, http: raw.http, ranks, cache_blocks, topic: raw.topic })
     };
     file.replicas.into_iter().map(build).collect()
 }

@@ -72,6 +72,18 @@ fn the_ranks_of_several_machines_have_endpoints_of_their_own() {
 }
 
 #[test]
+fn an_endpoint_to_listen_at_may_have_a_wildcard() {
+    let listen = |text: &str| {
+        let pool =
+            format!("haproxy.socket = \"/h\"\n[[pool]]\nbackend = \"b\"\nevents.listen = \"{text}\"\n");
+        parse(&pool).map(|config| config.pools[0].event_ports.listen.as_ref().map(ToString::to_string))
+    };
+    assert_eq!(listen("tcp://*:5557"), Ok(Some("@tcp://*:5557".to_owned())));
+    assert_eq!(listen("@tcp://10.0.0.1:5557"), Ok(Some("@tcp://10.0.0.1:5557".to_owned())));
+    assert!(listen("5557").expect_err("no endpoint").contains(":4: events.listen: "));
+}
+
+#[test]
 fn a_file_of_replicas_has_the_keys_of_the_configuration() {
     let replicas = parse_replica_file(
         r#"{"replicas": [{"server": "s1", "http": "https://10.0.0.1:8000"},

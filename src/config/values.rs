@@ -177,6 +177,19 @@ impl fmt::Display for SocketAddr {
     }
 }
 
+/// An endpoint to listen at for publishers that connect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct ListenEndpoint(pub(super) Endpoint);
+
+impl FromStr for ListenEndpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bare = text.strip_prefix('@').unwrap_or(text);
+        Endpoint::parse(&format!("@{bare}")).map(Self).map_err(|error| error.to_string())
+    }
+}
+
 /// The endpoints of a replica's data-parallel ranks as the file has them: that of the first one, or a list of all.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "an endpoint in quotes, or a list of one for each rank")]
@@ -252,7 +265,7 @@ macro_rules! from_text {
     )*};
 }
 
-from_text!(HostPort, HttpAddr, SocketAddr);
+from_text!(HostPort, HttpAddr, ListenEndpoint, SocketAddr);
 
 impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for Count<LOW, HIGH> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -13,13 +13,13 @@ use super::stream::StreamLimits;
 use crate::hash::HashKey;
 use crate::metrics::FeedLabels;
 use parking_lot::Mutex;
-use socket::{LiveSocket, SocketLimits};
+use socket::{LiveSocket, Replayer, SocketLimits};
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use worker::{Command, Worker};
+use worker::{Command, Live, Worker};
 
 /// How the subscriber works. The defaults suit vLLM.
 #[derive(Clone, Debug)]
@@ -65,6 +65,9 @@ pub struct Feed<K> {
     pub events: String,
     /// Where it replays, if it does.
     pub replay: Option<String>,
+    /// Under which topic it publishes, where `events` is an address to listen at to which several publishers connect:
+    /// nothing else tells them apart.
+    pub topic: Option<String>,
 }
 
 /// Why a feed could not be added.
@@ -76,6 +79,12 @@ pub enum AddError {
     /// The replay endpoint is one to listen at: only publishers ever connect to us.
     #[error("endpoint {0:?}: a replay endpoint cannot be listened at")]
     ReplayListens(String),
+    /// Only publishers that connect to us are told apart by their topics.
+    #[error("endpoint {0:?}: a topic needs an endpoint to listen at")]
+    TopicConnects(String),
+    /// Another feed is heard there under this topic.
+    #[error("topic {0:?}: another replica's already")]
+    TopicTaken(String),
     /// A feed of this key is there already.
     #[error("this feed is there already")]
     Duplicate,
@@ -110,6 +119,11 @@ struct Shared<K> {
     contexts: Contexts,
     /// The context of each feed.
     feeds: HashMap<K, usize>,
+    /// The endpoints that are listened at for several publishers, with their contexts. They stay: closing one would not
+    /// free its port at once for the next replica.
+    listeners: HashMap<String, usize>,
+    /// Who is heard where under which topic.
+    topics: HashMap<(String, String), K>,
 }
 
 impl<K: Copy + Eq + Hash + Send + fmt::Debug + 'static> Subscriber<K> {
@@ -127,7 +141,14 @@ impl<K: Copy + Eq + Hash + Send + fmt::Debug + 'static> Subscriber<K> {
         let thread = std::thread::Builder::new()
             .name("kv-events".to_owned())
             .spawn(move || Worker::new(config, sink, received, woken).run())?;
-        let shared = Shared { commands, wake, contexts, feeds: HashMap::new() };
+        let shared = Shared {
+            commands,
+            wake,
+            contexts,
+            feeds: HashMap::new(),
+            listeners: HashMap::new(),
+            topics: HashMap::new(),
+        };
         Ok(Self { shared: Mutex::new(shared), socket_limits, thread: Some(thread) })
     }
 
@@ -146,9 +167,41 @@ impl<K: Copy + Eq + Hash + Send + fmt::Debug + 'static> Subscriber<K> {
         if shared.feeds.contains_key(&feed.key) {
             return Err(AddError::Duplicate);
         }
-        let context = shared.contexts.with_room();
-        let live = LiveSocket::open(shared.contexts.get(context), &events, &self.socket_limits)
-            .map_err(|source| AddError::Socket { endpoint: feed.events, source: SocketError(source) })?;
+        let open = |context: &zmq::Context| {
+            LiveSocket::open(context, &events, &self.socket_limits).map_err(|source| AddError::Socket {
+                endpoint: feed.events.clone(),
+                source: SocketError(source),
+            })
+        };
+        let (context, live) = match feed.topic {
+            None => {
+                let context = shared.contexts.with_room();
+                (context, Live::Own(open(shared.contexts.get(context))?))
+            }
+            Some(topic) => {
+                if !events.listens() {
+                    return Err(AddError::TopicConnects(feed.events));
+                }
+                let place = (feed.events.clone(), topic.clone());
+                if shared.topics.contains_key(&place) {
+                    return Err(AddError::TopicTaken(topic));
+                }
+                let context = match shared.listeners.get(&feed.events) {
+                    Some(context) => *context,
+                    None => {
+                        let context = shared.contexts.with_room();
+                        let live = open(shared.contexts.get(context))?;
+                        shared.contexts.used[context].1 += 1;
+                        shared.listeners.insert(feed.events.clone(), context);
+                        shared.send(Command::Listen { endpoint: feed.events.clone(), live })?;
+                        context
+                    }
+                };
+                let replayer = Replayer::new(shared.contexts.get(context), &self.socket_limits);
+                shared.topics.insert(place, feed.key);
+                (context, Live::Shared { endpoint: feed.events, topic: topic.into_bytes().into(), replayer })
+            }
+        };
         shared.contexts.used[context].1 += 1;
         shared.feeds.insert(feed.key, context);
         shared.send(Command::Add { key: feed.key, labels: feed.labels, live, replay })
@@ -159,6 +212,7 @@ impl<K: Copy + Eq + Hash + Send + fmt::Debug + 'static> Subscriber<K> {
         let mut shared = self.shared.lock();
         if let Some(context) = shared.feeds.remove(&key) {
             shared.contexts.used[context].1 -= 1;
+            shared.topics.retain(|_, of| *of != key);
             // A thread that is gone has no feeds.
             let _ = shared.send(Command::Remove { key });
         }

@@ -85,4 +85,26 @@ impl EventMetrics {
                 .collect(),
         }
     }
+
+    /// The rank is gone: nothing is true of it any more.
+    pub fn clear(&self) {
+        self.states.iter().chain([&self.applied_seq]).for_each(|gauge| gauge.set(0.0));
+    }
+}
+
+/// An endpoint to which several publishers connect.
+#[derive(Clone, Debug)]
+pub struct ListenerMetrics {
+    /// Messages under a topic that is no replica's.
+    pub unknown_topic: Counter,
+}
+
+impl ListenerMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register(endpoint: &str) -> Self {
+        Self {
+            unknown_topic: counter!("kvspoa_kv_messages_of_unknown_topics_total", "endpoint" => endpoint.to_owned()),
+        }
+    }
 }

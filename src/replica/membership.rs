@@ -64,7 +64,7 @@ impl Membership {
     pub fn new(pool: &config::Pool) -> Self {
         let mut membership = Self {
             source: pool.source.clone(),
-            ports: pool.event_ports,
+            ports: pool.event_ports.clone(),
             configured: pool.replicas.clone(),
             told: false,
             known: Vec::new(),
@@ -111,6 +111,7 @@ impl Membership {
                     http: known.http.clone().or(replica.http),
                     ranks: if known.ranks.is_empty() { replica.ranks } else { known.ranks.clone() },
                     cache_blocks: known.cache_blocks,
+                    topic: known.topic.clone(),
                     server: replica.server,
                 },
             },
@@ -156,7 +157,7 @@ impl Membership {
     /// one rank at least.
     #[must_use]
     pub fn desired(&self) -> Vec<Replica> {
-        let ports = self.ports;
+        let ports = &self.ports;
         let mut on_host: HashMap<&str, u16> = HashMap::new();
         let mut desired = Vec::new();
         for known in &self.known {
@@ -164,7 +165,15 @@ impl Membership {
             let ranks = match (&replica.http, sources) {
                 _ if known.is_told() => replica.ranks.clone(),
                 (Some(http), Some(Sources::Told(sources))) => {
-                    sources.iter().map(|source| source.rank(http.host())).collect()
+                    let listen = |rank| ports.listen.as_ref().and_then(|listen| listen.plus(rank));
+                    let ranks = (0..).zip(sources);
+                    ranks.map(|(rank, source)| source.rank(http.host(), listen(rank).as_ref())).collect()
+                }
+                (Some(_), Some(Sources::NoPage { ranks }))
+                    if ports.listen.is_some() && replica.topic.is_some() =>
+                {
+                    let listen = |rank| ports.listen.as_ref().and_then(|listen| listen.plus(rank));
+                    (0..*ranks).map(|rank| Rank { events: listen(rank), ..Rank::default() }).collect()
                 }
                 (Some(http), Some(Sources::NoPage { ranks })) => {
                     let next = on_host.entry(http.host()).or_default();
@@ -181,7 +190,11 @@ impl Membership {
                 (None, _) | (_, Some(Sources::Silent)) => Vec::new(),
             };
             let mut ranks = if ranks.is_empty() { vec![Rank::default()] } else { ranks };
-            ranks.iter_mut().for_each(|rank| rank.cache_blocks = replica.cache_blocks);
+            for rank in &mut ranks {
+                rank.cache_blocks = replica.cache_blocks;
+                let listens = rank.events.as_ref().is_some_and(Endpoint::listens);
+                rank.topic = replica.topic.clone().or(rank.topic.take()).filter(|_| listens);
+            }
             desired.push(Replica { ranks, ..replica.clone() });
         }
         desired
@@ -195,7 +208,7 @@ impl Known {
     }
 }
 
-fn by_convention(ports: EventPorts, host: &str, rank: u16) -> Rank {
+fn by_convention(ports: &EventPorts, host: &str, rank: u16) -> Rank {
     let events = ports.base.checked_add(rank);
     let replay = events.and_then(|port| port.checked_add(ports.replay_offset));
     let endpoint = |port: Option<u16>| Endpoint::at(host, port?).ok();

@@ -29,6 +29,8 @@ pub struct Source {
     endpoint: Option<String>,
     #[serde(default)]
     replay_endpoint: Option<String>,
+    #[serde(default)]
+    topic: Option<String>,
 }
 
 /// More ranks behind one page than there can be.
@@ -48,15 +50,25 @@ pub fn parse_sources(page: &[u8]) -> Option<Vec<Source>> {
 }
 
 impl Source {
-    /// Where to subscribe, for an engine at `host`.
+    /// Where to subscribe, for an engine at `host`. One whose publisher connects is heard where we `listen`, by its topic.
     #[must_use]
-    pub fn rank(&self, host: &str) -> Rank {
+    pub fn rank(&self, host: &str, listen: Option<&Endpoint>) -> Rank {
         if !self.is_on || self.publisher.as_deref().is_some_and(|publisher| publisher != "zmq") {
             return Rank::default();
         }
-        let events = self.endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, self.binds()));
         let replay = self.replay_endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, true));
+        let topic = self.topic.clone().filter(|topic| !topic.is_empty());
+        if let (false, Some(listen), Some(topic)) = (self.binds(), listen, topic) {
+            return Rank { events: Some(listen.clone()), replay, topic: Some(topic), ..Rank::default() };
+        }
+        let events = self.endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, self.binds()));
         Rank { replay: replay.filter(|_| events.is_some()), events, ..Rank::default() }
+    }
+
+    /// Where its publisher connects to, if it does.
+    #[must_use]
+    pub fn connects_to(&self) -> Option<&str> {
+        self.endpoint.as_deref().filter(|_| self.is_on && !self.binds())
     }
 
     /// Whether its PUB socket listens; otherwise it connects to a subscriber that does.
@@ -107,7 +119,7 @@ mod tests {
     fn seen_from(page: &str, host: &str) -> Vec<(String, String)> {
         let text = |endpoint: Option<Endpoint>| endpoint.map_or_else(String::new, |at| at.to_string());
         let ranks =
-            parse_sources(page.as_bytes()).expect("a page").into_iter().map(|source| source.rank(host));
+            parse_sources(page.as_bytes()).expect("a page").into_iter().map(|source| source.rank(host, None));
         ranks.map(|rank| (text(rank.events), text(rank.replay))).collect()
     }
 
@@ -157,6 +169,30 @@ mod tests {
         assert_eq!(
             one("tcp://*:5557", "tcp://10.9.9.9:6557", "h"),
             pair("tcp://h:5557", "tcp://10.9.9.9:6557")
+        );
+    }
+
+    #[test]
+    fn a_publisher_that_connects_is_heard_where_we_listen_by_its_topic() {
+        let listen = Endpoint::parse("@tcp://*:5557").expect("an endpoint");
+        let page = |topic: &str| {
+            format!(
+                r#"{{"0": {{"enable_kv_cache_events": true, "endpoint": "tcp://10.0.0.1:5557",
+                    "replay_endpoint": "tcp://127.0.0.1:6557", "topic": "{topic}"}}}}"#
+            )
+        };
+        let rank = |topic: &str, host: &str| {
+            parse_sources(page(topic).as_bytes()).expect("a page").remove(0).rank(host, Some(&listen))
+        };
+        let heard = rank("kv@a", "10.0.0.7");
+        assert_eq!((heard.events.as_ref(), heard.topic.as_deref()), (Some(&listen), Some("kv@a")));
+        assert_eq!(heard.replay, None, "its own loopback: no_replay");
+        assert!(rank("kv@a", "127.0.0.1").replay.is_some());
+        assert_eq!(rank("", "10.0.0.7"), Rank::default(), "nothing tells it from others");
+        let told = parse_sources(page("kv@a").as_bytes()).expect("a page");
+        assert_eq!(told[0].connects_to(), Some("tcp://10.0.0.1:5557"));
+        assert!(
+            parse_sources(PAGE.as_bytes()).expect("a page").iter().all(|told| told.connects_to().is_none())
         );
     }
 

@@ -66,6 +66,11 @@ pub(super) enum Link {
 pub(super) struct LiveSocket {
     pub(super) events: Socket,
     pub(super) monitor: Socket,
+    replayer: Replayer,
+}
+
+/// Makes the sockets of replays.
+pub(super) struct Replayer {
     context: Context,
     limits: SocketLimits,
 }
@@ -87,7 +92,7 @@ impl LiveSocket {
         } else {
             events.connect(endpoint.address())?;
         }
-        Ok(Self { events, monitor, context: context.clone(), limits: *limits })
+        Ok(Self { events, monitor, replayer: Replayer::new(context, limits) })
     }
 
     /// The next change of the connection, if there is one.
@@ -115,6 +120,26 @@ impl LiveSocket {
             [_, seq, payload] => batch(seq, payload),
             _ => Received::Rejected,
         })
+    }
+
+    /// The next live message of any publisher, with its topic.
+    pub(super) fn receive_any(&self) -> Option<(Message, Received)> {
+        let mut frames = receive(&self.events)?;
+        let received = match &mut frames[..] {
+            [_, seq, payload] => batch(seq, payload),
+            _ => Received::Rejected,
+        };
+        Some((frames.swap_remove(0), received))
+    }
+
+    pub(super) const fn replayer(&self) -> &Replayer {
+        &self.replayer
+    }
+}
+
+impl Replayer {
+    pub(super) fn new(context: &Context, limits: &SocketLimits) -> Self {
+        Self { context: context.clone(), limits: *limits }
     }
 
     /// Asks a replay endpoint, on a socket of its own, for the batches from `from` on.

@@ -2,13 +2,13 @@
 
 use super::SubscriberConfig;
 use super::replays::Replays;
-use super::socket::{self, Link, LiveSocket, Received, ReplaySocket};
+use super::socket::{self, Link, LiveSocket, Received, ReplaySocket, Replayer};
 use crate::events::batch::{Batch, SkipReason};
 use crate::events::endpoint::Endpoint;
 use crate::events::groups::Groups;
 use crate::events::sink::Sink;
 use crate::events::stream::{Action, Doubt, FeedState, Stream};
-use crate::metrics::{EventMetrics, FeedLabels};
+use crate::metrics::{EventMetrics, FeedLabels, ListenerMetrics};
 use smallvec::SmallVec;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,20 @@ use zmq::{Message, POLLIN, Socket};
 
 /// What other threads ask of this one.
 pub(super) enum Command<K> {
-    Add { key: K, labels: FeedLabels, live: LiveSocket, replay: Option<Endpoint> },
-    Remove { key: K },
+    /// Hear publishers that connect to an endpoint; each feed of theirs is added by its topic.
+    Listen {
+        endpoint: String,
+        live: LiveSocket,
+    },
+    Add {
+        key: K,
+        labels: FeedLabels,
+        live: Live,
+        replay: Option<Endpoint>,
+    },
+    Remove {
+        key: K,
+    },
     Stop,
 }
 
@@ -28,10 +40,45 @@ const TICK: Duration = Duration::from_millis(100);
 
 const STATES: [&str; 4] = ["connecting", "exact", "degraded", "suspended"];
 
+/// Where a feed's live messages come from.
+pub(super) enum Live {
+    /// A socket of its own.
+    Own(LiveSocket),
+    /// One to which several publishers connect. Which of them a connection is nobody tells, so a publisher counts as
+    /// connected: its numbers, its health and its replay show that it is another process.
+    Shared { endpoint: String, topic: Box<[u8]>, replayer: Replayer },
+}
+
+impl Live {
+    const fn own(&self) -> Option<&LiveSocket> {
+        match self {
+            Self::Own(live) => Some(live),
+            Self::Shared { .. } => None,
+        }
+    }
+
+    const fn replayer(&self) -> &Replayer {
+        match self {
+            Self::Own(live) => live.replayer(),
+            Self::Shared { replayer, .. } => replayer,
+        }
+    }
+
+    fn is_of(&self, at: &str, of: &[u8]) -> bool {
+        matches!(self, Self::Shared { endpoint, topic, .. } if **endpoint == *at && **topic == *of)
+    }
+}
+
+struct Listener {
+    endpoint: String,
+    live: LiveSocket,
+    metrics: ListenerMetrics,
+}
+
 struct Slot<K> {
     key: K,
     labels: FeedLabels,
-    live: LiveSocket,
+    live: Live,
     replay: Option<Endpoint>,
     stream: Stream<Message>,
     groups: Groups,
@@ -44,6 +91,7 @@ pub(super) struct Worker<S: Sink> {
     commands: mpsc::Receiver<Command<S::Key>>,
     woken: Socket,
     slots: Vec<Slot<S::Key>>,
+    listeners: Vec<Listener>,
     replays: Replays<S::Key, ReplaySocket>,
     batch: Batch,
     actions: Vec<Action<Message>>,
@@ -64,6 +112,7 @@ impl<S: Sink> Worker<S> {
             commands,
             woken,
             slots: Vec::new(),
+            listeners: Vec::new(),
             replays,
             batch: Batch::new(),
             actions: Vec::new(),
@@ -77,11 +126,18 @@ impl<S: Sink> Worker<S> {
         loop {
             self.poll(next_tick, &mut ready);
             let (woken, rest) = ready.split_first().map_or((false, &[][..]), |(woken, rest)| (*woken, rest));
-            let (live, replays) = rest.split_at_checked(2 * self.slots.len()).unwrap_or_default();
+            let own: Vec<usize> = self.own_slots().map(|(at, _)| at).collect();
+            let (live, rest) = rest.split_at_checked(2 * own.len()).unwrap_or_default();
+            let (shared, replays) = rest.split_at_checked(2 * self.listeners.len()).unwrap_or_default();
             let running = self.replays.running.iter().map(|(key, _)| *key);
             let replays: SmallVec<[S::Key; 8]> =
                 running.zip(replays).filter_map(|(key, ready)| ready.then_some(key)).collect();
-            for (at, ready) in live.chunks_exact(2).enumerate() {
+            for (at, ready) in shared.chunks_exact(2).enumerate() {
+                if *ready != [false, false] {
+                    self.receive_shared(at);
+                }
+            }
+            for (at, ready) in own.into_iter().zip(live.chunks_exact(2)) {
                 if ready != [false, false] {
                     self.receive_live(at, ready[0]);
                 }
@@ -108,13 +164,15 @@ impl<S: Sink> Worker<S> {
     }
 
     /// Waits until a socket is readable or the time has come: the wake-up line, then for each feed its events and its
-    /// monitor, then the replays.
+    /// monitor, the same for each listener, then the replays.
     fn poll(&self, until: Instant, ready: &mut Vec<bool>) {
-        let mut items = Vec::with_capacity(1 + 2 * self.slots.len() + self.replays.running.len());
+        let sockets = self.slots.len() + self.listeners.len();
+        let mut items = Vec::with_capacity(1 + 2 * sockets + self.replays.running.len());
         items.push(self.woken.as_poll_item(POLLIN));
-        for slot in &self.slots {
-            items.push(slot.live.events.as_poll_item(POLLIN));
-            items.push(slot.live.monitor.as_poll_item(POLLIN));
+        let listeners = self.listeners.iter().map(|listener| &listener.live);
+        for live in self.own_slots().map(|(_, live)| live).chain(listeners) {
+            items.push(live.events.as_poll_item(POLLIN));
+            items.push(live.monitor.as_poll_item(POLLIN));
         }
         items.extend(self.replays.running.iter().map(|(_, replay)| replay.socket.as_poll_item(POLLIN)));
         // Rounded up, so that the time has come when nothing else has happened.
@@ -127,6 +185,11 @@ impl<S: Sink> Worker<S> {
         }
         ready.clear();
         ready.extend(items.iter().map(zmq::PollItem::is_readable));
+    }
+
+    /// The feeds with a socket of their own, by their places.
+    fn own_slots(&self) -> impl Iterator<Item = (usize, &LiveSocket)> {
+        self.slots.iter().enumerate().filter_map(|(at, slot)| Some((at, slot.live.own()?)))
     }
 
     /// Does what was asked for. `false` to stop.
@@ -142,10 +205,21 @@ impl<S: Sink> Worker<S> {
                         EventMetrics::register(&labels, &reasons, &STATES, &Doubt::ALL.map(Doubt::as_str));
                     set_state(&metrics, stream.state());
                     let groups = Groups::default();
+                    let is_shared = live.own().is_none();
                     self.slots.push(Slot { key, labels, live, replay, stream, groups, metrics });
+                    if is_shared {
+                        let at = self.slots.len() - 1;
+                        self.act(at, |stream, actions| stream.on_connect(Instant::now(), actions));
+                    }
+                }
+                Ok(Command::Listen { endpoint, live }) => {
+                    let metrics = ListenerMetrics::register(&endpoint);
+                    self.listeners.push(Listener { endpoint, live, metrics });
                 }
                 Ok(Command::Remove { key }) => {
                     self.replays.cancel(key);
+                    let leaving = self.slots.iter().filter(|slot| slot.key == key);
+                    leaving.for_each(|slot| slot.metrics.clear());
                     self.slots.retain(|slot| slot.key != key);
                     self.sink.removed(key);
                 }
@@ -168,7 +242,7 @@ impl<S: Sink> Worker<S> {
 
     fn receive_live(&mut self, at: usize, events: bool) {
         // News of the connection come first: a batch must not be taken for one of the connection before.
-        while let Some(change) = self.slots.get(at).and_then(|slot| slot.live.link_change()) {
+        while let Some(change) = self.slots.get(at).and_then(|slot| slot.live.own()?.link_change()) {
             self.act(at, |stream, actions| match change {
                 Link::Up => stream.on_connect(Instant::now(), actions),
                 Link::Down => stream.on_disconnect(actions),
@@ -185,12 +259,37 @@ impl<S: Sink> Worker<S> {
         let now = Instant::now();
         for _ in 0..MESSAGES_PER_TURN {
             let Some(slot) = self.slots.get(at) else { return };
-            match slot.live.receive() {
+            match slot.live.own().and_then(LiveSocket::receive) {
                 None => return,
                 Some(Received::Batch { seq, payload }) => {
                     self.act(at, |stream, actions| stream.on_live(seq, payload, now, actions));
                 }
                 Some(Received::End | Received::Rejected) => slot.metrics.rejected_messages.increment(1),
+            }
+        }
+    }
+
+    /// Hands the messages of several publishers to their feeds.
+    fn receive_shared(&mut self, listener: usize) {
+        let now = Instant::now();
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some(Listener { endpoint, live, metrics }) = self.listeners.get(listener) else { return };
+            while live.link_change().is_some() {}
+            let Some((topic, received)) = live.receive_any() else { return };
+            let of_topic = |slot: &Slot<S::Key>| slot.live.is_of(endpoint, &topic);
+            let Some(at) = self.slots.iter().position(of_topic) else {
+                metrics.unknown_topic.increment(1);
+                continue;
+            };
+            match received {
+                Received::Batch { seq, payload } => {
+                    self.act(at, |stream, actions| stream.on_live(seq, payload, now, actions));
+                }
+                Received::End | Received::Rejected => {
+                    if let Some(slot) = self.slots.get(at) {
+                        slot.metrics.rejected_messages.increment(1);
+                    }
+                }
             }
         }
     }
@@ -225,7 +324,7 @@ impl<S: Sink> Worker<S> {
         while let Some((key, from)) = self.replays.next() {
             let Some(slot) = self.slots.iter_mut().find(|slot| slot.key == key) else { continue };
             let Some(endpoint) = &slot.replay else { continue };
-            match slot.live.request_replay(endpoint, from) {
+            match slot.live.replayer().request_replay(endpoint, from) {
                 Ok(socket) => self.replays.started(key, socket),
                 // The stream takes it for a replay that stays silent, and asks again.
                 Err(error) => tracing::warn!(%error, %endpoint, "the replay could not be asked for"),
