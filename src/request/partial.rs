@@ -14,12 +14,15 @@ const MOST_LEVELS: usize = 128;
 
 /// Fields that change how a prompt starts, or which cache it belongs to. Only if all of them were seen before the cut,
 /// what follows cannot change the known part.
-const CHAT_IDENTITY: &[&str] = &["model", "cache_salt", "tools", "chat_template_kwargs"];
+const CHAT_IDENTITY: &[&str] =
+    &["model", "cache_salt", "tools", "chat_template_kwargs", "reasoning_effort", "documents"];
 const COMPLETIONS_IDENTITY: &[&str] =
     &["model", "cache_salt", "add_special_tokens", "truncate_prompt_tokens"];
-const MESSAGES_IDENTITY: &[&str] = &["model", "cache_salt", "tools", "chat_template_kwargs", "system"];
+const MESSAGES_IDENTITY: &[&str] =
+    &["model", "cache_salt", "tools", "chat_template_kwargs", "system", "thinking", "output_config"];
 const GENERATE_IDENTITY: &[&str] = &["model", "cache_salt", "features"];
-const RESPONSES_IDENTITY: &[&str] = &["model", "cache_salt", "tools", "chat_template_kwargs", "instructions"];
+const RESPONSES_IDENTITY: &[&str] =
+    &["model", "cache_salt", "tools", "chat_template_kwargs", "instructions", "reasoning"];
 
 /// Reads the beginning of a body.
 ///
@@ -326,8 +329,10 @@ mod tests {
             let body = format!(r#"{{{fields} "messages": [{{"role": "user", "content": "Tell me"#);
             parse(Endpoint::ChatCompletions, body.as_bytes()).expect("a beginning").identity_is_known
         };
-        let all = r#""model": "m", "cache_salt": "s", "tools": null, "chat_template_kwargs": null,"#;
-        assert!(known(all));
-        assert!(!known(&all.replace("tools", "other")));
+        let all: String = CHAT_IDENTITY.iter().map(|name| format!(r#""{name}": null, "#)).collect();
+        assert!(known(&all));
+        for name in CHAT_IDENTITY {
+            assert!(!known(&all.replace(name, "other")), "{name}");
+        }
     }
 }
