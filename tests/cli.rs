@@ -250,3 +250,24 @@ fn a_replay_sweeps_weights_draws_a_chart_and_names_what_is_wrong() {
         assert!(said.contains(what) && said.lines().count() == 1, "{said:?} does not say {what:?}");
     }
 }
+
+/// Times are virtual and seeds fixed, so the figures are the same on every machine.
+#[test]
+fn the_default_policy_stays_ahead_of_its_baselines() {
+    for (workload, bounds) in [
+        // Who sees caches only, and not what is booked, computes the common beginning of a fan-out again and again.
+        ("fanout --requests 200 --replicas 4 --speed 0.5", &[("exact", 0.7), ("exact_tuned", 1.0)][..]),
+        ("hot --requests 240 --replicas 4 --speed 0.5", &[("dynamo", 0.95), ("exact_tuned", 1.0)]),
+        ("groups --requests 300 --replicas 4 --speed 0.5", &[("dynamo", 0.85), ("round_robin", 0.35)]),
+        // Who follows the common head fills one small cache beside empty ones.
+        ("head --requests 400 --replicas 4 --gpu-blocks 160 --cpu-blocks 0", &[("exact_tuned", 0.5)]),
+    ] {
+        let names: Vec<&str> = bounds.iter().map(|(name, _)| *name).collect();
+        let rows = replay(&format!("{workload} --policies cost,{}", names.join(",")));
+        let ours = figure(&rows[0], "ttft_mean_seconds");
+        for (row, (name, ratio)) in rows[1..].iter().zip(bounds) {
+            let theirs = figure(row, "ttft_mean_seconds");
+            assert!(ours <= ratio * theirs, "{workload}: {ours:.3} s, {name} {theirs:.3} s");
+        }
+    }
+}
