@@ -22,6 +22,11 @@ fn replica<'a>(explanation: &'a Value, server: &str) -> &'a Value {
     replicas.iter().find(|replica| replica["server"] == server).expect("the server")
 }
 
+/// On a slow machine a choice may come late, and then would be HAProxy's: here all may wait for it.
+fn patient() -> Setup<'static> {
+    Setup { forms: &["--agent-timeout", "20s"], agent: "spop.deadline = \"15s\"\n", ..Setup::default() }
+}
+
 /// Sends the same body so many times at the same moment.
 fn at_once(road: &Road, count: usize, body: &Value) -> Vec<Message> {
     let request = http::request("POST", COMPLETIONS, &[], body.to_string().as_bytes());
@@ -44,15 +49,8 @@ fn at_once(road: &Road, count: usize, body: &Value) -> Vec<Message> {
 #[test]
 fn many_identical_prompts_at_once_do_not_herd() {
     for_each_binary(|haproxy| {
-        // On a slow machine a choice may come late, and then would be HAProxy's.
-        let setup = Setup {
-            replicas: 4,
-            flags: &["--prefill-tokens-per-second", "4000"],
-            forms: &["--agent-timeout", "20s"],
-            agent: "spop.deadline = \"15s\"\n",
-            ..Setup::default()
-        };
-        let road = Road::set_up(haproxy, &setup);
+        let flags = &["--prefill-tokens-per-second", "4000"];
+        let road = Road::set_up(haproxy, &Setup { replicas: 4, flags, ..patient() });
         for (round, count) in [32, 64, 256].into_iter().enumerate() {
             let prompt = format!("Round {round} of the same question for all of us. ").repeat(100);
             let answers = at_once(&road, count, &json!({ "prompt": prompt, "max_tokens": 8 }));
@@ -77,7 +75,7 @@ fn a_full_server_is_left_for_a_free_one_and_of_full_ones_the_shorter_queue_is_ta
     for_each_binary(|haproxy| {
         let server = |_, address| format!("{address} maxconn 2");
         let slow = &["--decode-step", "200"];
-        let road = Road::set_up(haproxy, &Setup { server, flags: slow, ..Setup::default() });
+        let road = Road::set_up(haproxy, &Setup { server, flags: slow, ..patient() });
         road.wait_for_polls();
         let explain = || road.agent.explain(COMPLETIONS, &unrelated(7));
         let chosen = || explain()["chosen"].as_str().expect("a server").to_owned();
@@ -125,7 +123,7 @@ fn a_full_server_is_left_for_a_free_one_and_of_full_ones_the_shorter_queue_is_ta
 #[test]
 fn a_reload_of_haproxy_under_load_costs_no_request_and_no_booking() {
     for_each_binary(|haproxy| {
-        let mut road = Road::set_up(haproxy, &Setup { replicas: 3, ..Setup::default() });
+        let mut road = Road::set_up(haproxy, &Setup { replicas: 3, ..patient() });
         road.wait_for_polls();
         let slow = json!({ "prompt": "a long story ".repeat(50), "max_tokens": 20_000, "stream": true, "ignore_eos": true });
         let long: Vec<Connection> = (0..3).map(|_| road.long_request(&slow)).collect();
@@ -219,7 +217,6 @@ fn a_forged_content_length_counts_no_further_than_the_model_reads() {
         let setup = Setup { bufsize: 65_536, flags: &["--max-model-len", "5000"], ..Setup::default() };
         let road = Road::set_up(haproxy, &setup);
         eventually("the engines have told of their model", || {
-            // Nothing else shows it before there is a request.
             (road.agent.metric("kvspoa_model_context_tokens") == 5000.0).then_some(())
         });
         let start = json!({ "prompt": "a prompt without an end ".repeat(4000) }).to_string();
@@ -229,8 +226,8 @@ fn a_forged_content_length_counts_no_further_than_the_model_reads() {
         connection.send(&start.as_bytes()[..80_000]);
         let prefill = || road.agent.metric("kvspoa_prefill_tokens");
         eventually("it is booked", || (road.agent.metric("kvspoa_requests") == 1.0).then_some(()));
-        let known = 65_536.0 / 2.0;
-        assert!(prefill() < known, "{} tokens", prefill());
+        // As many as the part that is known has, or the model's context; not the 1,000 million that are claimed.
+        assert!(prefill() < 65_536.0 / 2.0, "{} tokens", prefill());
         drop(connection);
         road.assert_no_load();
     });
@@ -261,8 +258,7 @@ fn chats(haproxy: &Binary, balance: &str, asks: bool) -> (f64, f64) {
         let seeds: Vec<_> = (1..=5)
             .map(|seed| {
                 scope.spawn(move || {
-                    let road =
-                        Road::set_up(haproxy, &Setup { flags: SMALL, balance, asks, ..Setup::default() });
+                    let road = Road::set_up(haproxy, &Setup { flags: SMALL, balance, asks, ..patient() });
                     play(road.http, A, pace, seed, true)
                 })
             })
