@@ -19,8 +19,7 @@ use super::map::SHARDS;
 use crate::events::Stored;
 use crate::units::{EngineHash, RankId, Tier};
 use hashbrown::HashSet;
-use hashbrown::hash_set::IntoIter;
-use std::mem;
+use std::{iter, mem, vec};
 
 /// Tiers that a GPU reset may leave in place.
 const LOWER_TIERS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
@@ -29,14 +28,17 @@ const LOWER_TIERS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
 /// batch later, or some more when the copies are slow.
 const COPY_BATCHES: u32 = 32;
 
-/// Blocks of one slice: some ten microseconds.
-const SLICE: usize = 256;
+/// Blocks of one slice: some ten microseconds, for each is a look into large tables.
+const SLICE: usize = 64;
+
+/// Parts of a set of names. A part that grows moves all that it has: of a million names, 4,000.
+const PARTS: usize = 256;
 
 /// The unconfirmed blocks of one rank.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
     /// By lower tier.
-    blocks: [HashSet<EngineHash>; LOWER_TIERS.len()],
+    blocks: [Names; LOWER_TIERS.len()],
     /// Batches since a prompt went over unconfirmed blocks of the CPU tier.
     tested: Option<u32>,
     /// Whether a block that the CPU tier surely holds came to the GPU: loads may have been of such blocks.
@@ -50,7 +52,48 @@ enum Unfinished {
     /// Of a clear: the blocks of these names, and of all names from this sub-table on.
     Clear { names: Vec<EngineHash>, shard: usize },
     /// Of the proof that a lower tier was emptied: the blocks to drop from it.
-    Drop { names: IntoIter<EngineHash>, tier: Tier },
+    Drop { names: IntoNames, tier: Tier },
+}
+
+/// A set of names that never stops for long.
+#[derive(Debug, Default)]
+struct Names {
+    parts: Vec<HashSet<EngineHash>>,
+    len: usize,
+}
+
+type IntoNames = iter::Flatten<vec::IntoIter<HashSet<EngineHash>>>;
+
+impl Names {
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn contains(&self, hash: &EngineHash) -> bool {
+        self.parts.get(part_of(*hash)).is_some_and(|part| part.contains(hash))
+    }
+
+    fn insert(&mut self, hash: EngineHash) {
+        if self.parts.is_empty() {
+            self.parts.resize_with(PARTS, HashSet::new);
+        }
+        let part = self.parts.get_mut(part_of(hash));
+        self.len += usize::from(part.is_some_and(|part| part.insert(hash)));
+    }
+
+    fn remove(&mut self, hash: &EngineHash) -> bool {
+        let removed = self.parts.get_mut(part_of(*hash)).is_some_and(|part| part.remove(hash));
+        self.len -= usize::from(removed);
+        removed
+    }
+
+    fn into_iter(self) -> IntoNames {
+        self.parts.into_iter().flatten()
+    }
+}
+
+fn part_of(hash: EngineHash) -> usize {
+    (hash.0 ^ hash.0 >> 32) as usize % PARTS
 }
 
 impl Doubt {
@@ -58,7 +101,7 @@ impl Doubt {
     const BLOCK_BYTES: usize = 24;
 
     pub(super) fn blocks(&self) -> u64 {
-        self.blocks.iter().map(HashSet::len).sum::<usize>() as u64
+        self.blocks.iter().map(|names| names.len as u64).sum()
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -95,7 +138,7 @@ impl Doubt {
     }
 
     /// The blocks of a tier are no longer in doubt; returns which they were.
-    fn settle(&mut self, tier: Tier) -> HashSet<EngineHash> {
+    fn settle(&mut self, tier: Tier) -> Names {
         (self.tested, self.reloaded_known) = (None, false);
         self.of_mut(tier).map(mem::take).unwrap_or_default()
     }
@@ -104,11 +147,11 @@ impl Doubt {
         self.unfinished.is_some()
     }
 
-    fn of(&self, tier: Tier) -> Option<&HashSet<EngineHash>> {
+    fn of(&self, tier: Tier) -> Option<&Names> {
         self.blocks.get(tier.index().checked_sub(1)?)
     }
 
-    fn of_mut(&mut self, tier: Tier) -> Option<&mut HashSet<EngineHash>> {
+    fn of_mut(&mut self, tier: Tier) -> Option<&mut Names> {
         self.blocks.get_mut(tier.index().checked_sub(1)?)
     }
 }
@@ -161,10 +204,6 @@ impl Change<'_> {
         self.slot.copies.retain(|(_, tier), _| *tier != Tier::Gpu);
         let names = self.slot.waiting.names().collect();
         self.slot.doubt = Doubt::default();
-        for (blocks, tier) in self.slot.doubt.blocks.iter_mut().zip(LOWER_TIERS) {
-            // Not to grow, which moves all, in a slice.
-            blocks.reserve(self.slot.blocks[tier.index()] as usize);
-        }
         self.slot.doubt.unfinished = Some(Unfinished::Clear { names, shard: 0 });
     }
 
@@ -197,10 +236,12 @@ impl Change<'_> {
                 }
             }
             Some(Unfinished::Drop { mut names, tier }) => {
+                let mut dropped = 0;
                 for hash in names.by_ref().take(SLICE) {
                     self.drop_from(hash, tier);
+                    dropped += 1;
                 }
-                (names.len() > 0).then_some(Unfinished::Drop { names, tier })
+                (dropped == SLICE).then_some(Unfinished::Drop { names, tier })
             }
         };
         self.slot.doubt.unfinished = more;
