@@ -279,6 +279,12 @@ fn bodies_whose_json_ends_early_keep_their_affinity() {
         assert_eq!(served[..4], served[8..]);
         let reasons = road.agent.metric("kvspoa_decisions_total{reason=\"beginning_no_overlap\"}");
         assert!(reasons >= 12.0, "{reasons}");
+        // One of which nothing is of use is malformed, and not for want of a larger buffer.
+        let mut connection = Connection::open(road.http);
+        connection.send(&http::request("POST", CHAT, &[], b"{"));
+        assert_eq!(connection.read().expect("an answer").status(), 400);
+        let of_reason = |reason| road.agent.metric(&format!("kvspoa_decisions_total{{reason=\"{reason}\"}}"));
+        assert_eq!((of_reason("body_malformed"), of_reason("body_cut")), (1.0, 0.0));
     });
 }
 

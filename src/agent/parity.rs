@@ -43,7 +43,7 @@ pub enum Verdict {
     },
     /// They are not.
     Different(Parity),
-    /// We make none, so that such requests are routed by load; the reason as in metrics.
+    /// We make none, so that such requests are routed by load; the reason.
     NotMade(String),
     /// The replica refuses such a conversation, so that there is nothing to route. We may not notice that.
     Refused,

@@ -252,7 +252,8 @@ impl Preparing {
         let (mut ask, is_whole_body) = match whole {
             // A body may end early although nothing says so.
             None | Some(Err(BodyError::Cut)) => {
-                (partial::parse(self.endpoint, &self.body).map_err(|_| Reason::BodyCut)?, false)
+                let of_no_use = if self.is_complete { Reason::BodyMalformed } else { Reason::BodyCut };
+                (partial::parse(self.endpoint, &self.body).map_err(|_| of_no_use)?, false)
             }
             Some(ask) => (ask?, true),
         };
