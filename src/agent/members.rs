@@ -202,7 +202,7 @@ impl Members {
     /// Takes a replica out of the pool, of whose ranks the first `subscribed` have been subscribed to where they have
     /// events.
     fn take_out(&self, replica: &Replica, subscribed: usize) {
-        let ids = self.pool.leave(&replica.server, Instant::now());
+        let ids = self.pool.leave(&replica.server);
         for ((id, rank), number) in ids.into_iter().zip(&replica.ranks).zip(0..) {
             if rank.events.is_some() && number < subscribed {
                 // The events' thread releases the rank when its last event is through.

@@ -196,7 +196,10 @@ impl Pool {
             }
             servers.push(Arc::new(server));
         });
-        self.scheduler.lock().set_ranks(&ranks.ids().collect::<Vec<_>>(), now);
+        {
+            let mut scheduler = self.scheduler.lock();
+            taken.iter().for_each(|id| scheduler.add_rank(*id, now));
+        }
         self.live.forget(&taken);
         self.ranks.store(Arc::new(ranks));
         Ok(taken)
@@ -212,7 +215,7 @@ impl Pool {
 
     /// A replica leaves: what its caches held no longer counts, and its bookings end. Returns its ranks, each of which
     /// [`Self::release`] is to be called for when no more events of it can come.
-    pub fn leave(&self, server: &str, now: Instant) -> Vec<RankId> {
+    pub fn leave(&self, server: &str) -> Vec<RankId> {
         let _ids = self.ids.lock();
         let before = self.ranks.load();
         let Some(leaving) = before.servers.iter().find(|leaving| *leaving.name == *server).cloned() else {
@@ -226,9 +229,13 @@ impl Pool {
             }
             servers.retain(|other| !Arc::ptr_eq(other, &leaving));
         });
-        let ids: Vec<RankId> = ranks.ids().collect();
         self.ranks.store(Arc::new(ranks));
-        self.scheduler.lock().set_ranks(&ids, now);
+        {
+            let mut scheduler = self.scheduler.lock();
+            for id in &leaving.ids {
+                scheduler.remove_rank(*id);
+            }
+        }
         self.forget_sightings(&leaving.ids);
         self.forget_doubts(&leaving.ids);
         leaving.metrics.clear();
@@ -241,5 +248,61 @@ impl Pool {
         let mut ids = self.ids.lock();
         self.caches.write().remove(rank);
         ids.free.push(rank);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        events::{KvEvent, Stored},
+        pool::testing::{self, server},
+        replica::EngineReport,
+        units::{EngineHash, Tier, TokenId},
+    };
+
+    fn replica(server: &str, ranks: usize) -> config::Replica {
+        let ranks = vec![config::Rank::default(); ranks];
+        config::Replica { server: server.to_owned(), ranks, ..config::Replica::default() }
+    }
+
+    #[test]
+    fn what_a_replica_held_and_said_ends_with_it_also_for_the_next_of_its_ids() {
+        let (pool, now) = (testing::pool(1, 1), Instant::now());
+        let first = pool.join(&replica("SRV_3", 2), now).expect("room");
+        let stored = KvEvent::Stored(Stored {
+            tier: Tier::Gpu,
+            parent: None,
+            root: pool.key.plain_root(),
+            engine_hashes: &[EngineHash(7)],
+            block_hashes: &[pool.key.block(&[TokenId(1); 16])],
+        });
+        pool.caches.write().index.apply(first[1], &stored);
+        assert_eq!(pool.gpu_blocks(first[1]), 1);
+        pool.take_servers(&[server("s1"), server("SRV_3")], &[0; 3], now);
+        pool.take_engines("SRV_3", &[EngineReport::default(), EngineReport::default()], &[0; 3], now);
+        let held_by_a_decision = pool.ranks();
+
+        assert_eq!(pool.leave("SRV_3"), first);
+        assert_eq!(pool.ranks().of_server("SRV_3"), []);
+        assert!(held_by_a_decision.get(first[1]).is_some(), "a decision finds what it was made with");
+        let second = pool.join(&replica("SRV_4", 1), now).expect("room");
+        assert!(!first.contains(&second[0]), "events of the one before may still come");
+        first.iter().for_each(|id| pool.release(*id));
+        let third = pool.join(&replica("SRV_5", 2), now).expect("room");
+        assert_eq!(third.iter().max(), first.iter().max(), "its ids are used again");
+        assert!(third.iter().all(|id| pool.gpu_blocks(*id) == 0 && pool.servers(now).get(*id).is_none()));
+        let ranks = pool.ranks();
+        assert!(third.iter().all(|id| pool.engine(ranks.get(*id).expect("a rank"), now).is_none()));
+        assert_eq!(pool.leave("SRV_3"), [], "it has left already");
+    }
+
+    #[test]
+    fn a_replica_that_has_no_place_leaves_none_taken() {
+        let (pool, now) = (testing::pool(1, 1), Instant::now());
+        pool.join(&replica("large", config::MAX_RANKS - 2), now).expect("room");
+        assert_eq!(pool.join(&replica("s2", 2), now), Err(PoolFull));
+        assert_eq!(pool.ranks().of_server("s2"), []);
+        pool.join(&replica("s3", 1), now).expect("room for one");
     }
 }

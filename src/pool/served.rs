@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(others(&pool), Vec::<String>::new());
         pool.take_models("s1", &list(&[("first", "/m/x")]));
         assert_eq!(others(&pool), ["s1"]);
-        pool.leave("s1", Instant::now());
+        pool.leave("s1");
         assert_eq!(others(&pool), Vec::<String>::new());
     }
 }

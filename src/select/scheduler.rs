@@ -140,24 +140,27 @@ impl Scheduler {
     pub fn set_ranks(&mut self, ranks: &[RankId], now: Instant) -> usize {
         let gone: Vec<RankId> = self.ranks.keys().filter(|rank| !ranks.contains(rank)).copied().collect();
         let ended = gone.iter().map(|rank| self.remove_rank(*rank)).sum();
-        for rank in ranks {
-            if self.ranks.contains_key(rank) {
-                continue;
-            }
-            let state = RankState {
-                book: RankBook::default(),
-                recent: Fading::empty(now),
-                history: History::default(),
-                evictions: Evictions::none(now),
-                watch: Stopwatch::default(),
-                turns: 0.0,
-                open: false,
-                counted: false,
-            };
-            self.ranks.insert(*rank, state);
-            self.set_open(*rank, true, now);
-        }
+        ranks.iter().for_each(|rank| self.add_rank(*rank, now));
         ended
+    }
+
+    /// Makes a rank known, and open; nothing happens if it is known already.
+    pub fn add_rank(&mut self, rank: RankId, now: Instant) {
+        if self.ranks.contains_key(&rank) {
+            return;
+        }
+        let state = RankState {
+            book: RankBook::default(),
+            recent: Fading::empty(now),
+            history: History::default(),
+            evictions: Evictions::none(now),
+            watch: Stopwatch::default(),
+            turns: 0.0,
+            open: false,
+            counted: false,
+        };
+        self.ranks.insert(rank, state);
+        self.set_open(rank, true, now);
     }
 
     /// Says whether a rank can be chosen from now on. One that comes back, and a new one, starts beside the idlest of
@@ -184,7 +187,7 @@ impl Scheduler {
     }
 
     /// Forgets a rank: its bookings end, its sessions are free. Returns how many bookings ended. To be called also when
-    /// a replica has restarted and lost what it was doing; then [`Self::set_ranks`] brings it back.
+    /// a replica has restarted and lost what it was doing; then [`Self::add_rank`] brings it back.
     pub fn remove_rank(&mut self, rank: RankId) -> usize {
         let Some(state) = self.ranks.remove(&rank) else { return 0 };
         let mut ended = 0;
