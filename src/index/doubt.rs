@@ -188,7 +188,7 @@ impl Change<'_> {
     pub(super) fn test_doubt(&mut self, stored: &Stored<'_>) {
         let Some(blocks) = self.slot.doubt.of(Tier::Cpu).filter(|blocks| !blocks.is_empty()) else { return };
         let hashes = || stored.engine_hashes.iter();
-        let doubted = hashes().filter(|hash| blocks.contains(*hash)).count();
+        let doubted = hashes().filter(|hash| blocks.contains(hash)).count();
         let known = hashes().any(|hash| !blocks.contains(hash) && self.is_held(*hash, Tier::Cpu));
         self.slot.doubt.reloaded_known |= known;
         // Only whole chunks are stored, so only over a whole chunk does it say something that none is.
