@@ -17,6 +17,9 @@ const SLICE_BUCKETS: usize = 1024;
 /// Runs that one slice deals with.
 const SLICE_RUNS: usize = 128;
 
+/// Runs that one slice looks at: most are other ranks' alone.
+const SLICE_PLACES: usize = 65_536;
+
 /// Events from one slice to the next: a writer holds the index for many events at a time.
 const EVENTS_PER_SLICE: u64 = 16;
 
@@ -49,22 +52,26 @@ impl Sweep {
         blocks
     }
 
-    /// Forgets the blocks of a slice of runs; returns their number, 0 after the last.
+    /// Forgets the blocks of a slice of runs; returns their number, which may be 0 before the end.
     fn forget(&mut self, runs: &mut Runs) -> usize {
         let (mut blocks, mut left) = (0, SLICE_RUNS);
-        while left > 0
-            && let Some(count) = self.counts.get_mut(self.next_run)
-        {
-            if *count > 0 {
+        let end = self.counts.len().min(self.next_run + SLICE_PLACES);
+        while left > 0 && self.next_run < end {
+            let count = std::mem::take(&mut self.counts[self.next_run]);
+            if count > 0 {
                 let run = self.next_run as RunId;
                 runs.release_slot(run, self.slot);
-                blocks += *count as usize;
-                runs.forget(run, std::mem::take(count));
+                runs.forget(run, count);
+                blocks += count as usize;
                 left -= 1;
             }
             self.next_run += 1;
         }
         blocks
+    }
+
+    fn is_done(&self) -> bool {
+        self.next_run >= self.counts.len()
     }
 
     /// The run of each block that is still to be forgotten.
@@ -109,7 +116,7 @@ impl Index {
             }
         }
         let forgotten = sweep.forget(&mut self.runs);
-        if forgotten == 0 {
+        if sweep.is_done() {
             self.sweep = None;
             self.slot_bytes -= self.slots[usize::from(id)].take().map_or(0, |slot| slot.bytes());
             self.dead.retain(|dead| *dead != id);
