@@ -4,6 +4,7 @@ mod cache;
 mod cut;
 mod fast;
 mod huggingface;
+mod lines;
 mod pieces;
 mod probe;
 
@@ -15,6 +16,7 @@ use cut::Cutter;
 pub(super) use cut::Piece;
 use fast::Fast;
 use huggingface::HuggingFace;
+use lines::Lines;
 use serde_json::Value;
 use std::fmt;
 
@@ -40,6 +42,8 @@ pub(super) struct Tokenizer {
 #[derive(Debug)]
 struct Cached {
     cutter: Cutter,
+    /// For long pieces.
+    lines: Option<Lines>,
     segments: SegmentCache,
 }
 
@@ -52,7 +56,12 @@ impl Tokenizer {
         let added_tokens = parsed["added_tokens"].clone();
         let cached = Cutter::new(&parsed)
             .filter(|cutter| cache_bytes > 0 && probe::can_be_cut(&reference, cutter, &added_tokens))
-            .map(|cutter| Cached { cutter, segments: SegmentCache::new(cache_bytes) });
+            .map(|cutter| Cached {
+                cutter,
+                lines: Lines::new(&parsed)
+                    .filter(|lines| probe::can_be_cut_between(&reference, *lines, &added_tokens)),
+                segments: SegmentCache::new(cache_bytes),
+            });
         // The reference is dropped where the fast one does: each takes hundreds of megabytes.
         let fast = Fast::from_json(parsed).ok().filter(|fast| probe::agrees(&reference, fast, &added_tokens));
         let backend: Box<dyn Tokenize> = match fast {
@@ -132,8 +141,24 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text without added tokens, from the cache if it has them.
+    /// The ids of a text without added tokens; a long one in parts.
     fn encode_piece(
+        &self,
+        mut piece: &str,
+        ids: &mut Vec<TokenId>,
+        work: &mut Work,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<(), Halt> {
+        let lines = self.cached.as_ref().and_then(|cached| cached.lines);
+        while let Some((part, rest)) = lines.and_then(|lines| piece.split_at_checked(lines.first(piece)?)) {
+            self.encode_part(part, ids, work, time_is_up)?;
+            piece = rest;
+        }
+        self.encode_part(piece, ids, work, time_is_up)
+    }
+
+    /// The ids of a text that is tokenized at once, from the cache if it has them.
+    fn encode_part(
         &self,
         piece: &str,
         ids: &mut Vec<TokenId>,

@@ -2,6 +2,7 @@
 
 use super::Tokenize;
 use super::cut::{Cutter, Piece};
+use super::lines::Lines;
 use crate::units::TokenId;
 use serde_json::Value;
 
@@ -69,6 +70,22 @@ pub(super) fn can_be_cut(reference: &dyn Tokenize, cutter: &Cutter, added_tokens
                 Piece::Text(piece) => reference.encode(piece, ids),
             });
             result.is_ok()
+        })
+    })
+}
+
+/// Whether texts can be cut between lines.
+pub(super) fn can_be_cut_between(reference: &dyn Tokenize, lines: Lines, added_tokens: &Value) -> bool {
+    texts(added_tokens).all(|text| {
+        same(reference, &text, |ids| {
+            let mut rest = &text[..];
+            while let Some((part, behind)) = lines.place(rest, 1).and_then(|at| rest.split_at_checked(at)) {
+                if reference.encode(part, ids).is_err() {
+                    return false;
+                }
+                rest = behind;
+            }
+            reference.encode(rest, ids).is_ok()
         })
     })
 }
