@@ -9,6 +9,9 @@ use crate::sim::{EngineConfig, OffloadConfig, Timing};
 use clap::Args;
 use std::{path::PathBuf, time::Duration};
 
+/// The longest delay that can be asked for: an hour.
+const LONGEST_MS: u64 = 3_600_000;
+
 /// Play a workload through modelled replicas, and compare what policies make of it.
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
@@ -64,22 +67,22 @@ pub struct ReplayArgs {
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = positive)]
     pub(super) first_replica_speed: f64,
     /// From the end of a step until its KV events are seen, in milliseconds
-    #[arg(long, default_value_t = 5, value_name = "MS")]
+    #[arg(long, default_value_t = 5, value_name = "MS", value_parser = clap::value_parser!(u64).range(..=LONGEST_MS))]
     pub(super) event_lag_ms: u64,
     /// Share of the batches of KV events that are lost for good
     #[arg(long, default_value_t = 0.0, value_parser = share)]
     pub(super) event_loss: f64,
     /// Replicas started anew while the trace is played, each by chance
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
     pub(super) restarts: u32,
     /// Agents that are asked in turn
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) agents: u16,
     /// The agents know each other's bookings after so many milliseconds; never, unless given
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(..=LONGEST_MS))]
     pub(super) share_ms: Option<u64>,
     /// Ask the engines for their load so often, in milliseconds; never, unless given
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=LONGEST_MS))]
     pub(super) poll_ms: Option<u64>,
     /// Time to first token that was promised, in milliseconds
     #[arg(long, default_value_t = 2000, value_name = "MS")]

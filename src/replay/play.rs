@@ -167,12 +167,17 @@ impl Run<'_> {
             self.queue.insert((*at, self.caused), Event::Arrives(request));
         }
         self.after(Duration::from_secs(1), Event::Second);
-        if let Some(poll) = self.fleet.poll {
-            self.after(poll, Event::Polled);
-        }
+        self.poll_later();
         let last = self.arrivals.last().copied().unwrap_or_default();
         for restart in 1..=self.fleet.restarts {
-            self.after(last * restart / (self.fleet.restarts + 1), Event::Restarts);
+            let share = f64::from(restart) / (f64::from(self.fleet.restarts) + 1.0);
+            self.after(last.mul_f64(share), Event::Restarts);
+        }
+    }
+
+    fn poll_later(&mut self) {
+        if let Some(poll) = self.fleet.poll {
+            self.after(poll, Event::Polled);
         }
     }
 
@@ -206,7 +211,7 @@ impl Run<'_> {
                     let stats = replica.engine.stats();
                     self.agents.iter_mut().for_each(|agent| agent.polled(rank, &stats));
                 }
-                self.after(self.fleet.poll.unwrap_or(Duration::MAX), Event::Polled);
+                self.poll_later();
             }
             Event::Second => {
                 self.agents.iter_mut().for_each(|agent| agent.tick(now));
@@ -228,7 +233,9 @@ impl Run<'_> {
         let ask = Ask { id: RequestId(request as u128), prompt, session: None };
         let agent = request % self.agents.len();
         let now = self.instant();
-        let Some(rank) = self.agents[agent].choose(&ask, now) else { return Ok(()) };
+        // Without an opinion, HAProxy's own balance serves the request.
+        let anywhere = RankId(self.rng.u16(..self.replicas.len() as u16));
+        let rank = self.agents[agent].choose(&ask, now).unwrap_or(anywhere);
         if let Some(delay) = self.fleet.sharing {
             for other in (0..self.agents.len()).filter(|other| *other != agent) {
                 self.after(delay, Event::BookingSeen { agent: other, ask: ask.clone(), rank });

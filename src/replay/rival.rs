@@ -173,8 +173,10 @@ impl Rival {
 
     /// A replica has lost its requests.
     pub(super) fn restarted(&mut self, rank: RankId) {
-        let lost: Vec<RequestId> =
+        let mut lost: Vec<RequestId> =
             self.bookings.iter().filter(|(_, booking)| booking.rank == rank).map(|(id, _)| *id).collect();
+        // In an order that does not change from run to run: sums of fractions depend on it.
+        lost.sort_unstable_by_key(|id| id.0);
         lost.into_iter().for_each(|id| self.end(id));
     }
 

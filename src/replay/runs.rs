@@ -49,8 +49,13 @@ pub(super) fn run_all(
             if at >= count {
                 return Ok(outcomes);
             }
-            let seed = args.seed + (at % seeds) as u64;
-            outcomes.push((at, one(args, &fleet, workload, &variants[at / seeds], seed, &done)?));
+            let seed = args.seed.wrapping_add((at % seeds) as u64);
+            let outcome = one(args, &fleet, workload, &variants[at / seeds], seed, &done);
+            if outcome.is_err() {
+                // The others need not begin anything more.
+                next.store(count, Ordering::Relaxed);
+            }
+            outcomes.push((at, outcome?));
         }
     };
     let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -98,7 +103,8 @@ fn one(
 /// A line on the terminal that says how far it is, until `stop`.
 fn show_progress(done: &AtomicU64, total: u64, stop: &AtomicBool) {
     const WIDTH: u64 = 40;
-    let mut terminal = std::io::stderr().lock();
+    // Not locked for the whole time: who panics wants to say so.
+    let mut terminal = std::io::stderr();
     while !stop.load(Ordering::Relaxed) {
         let share = done.load(Ordering::Relaxed).min(total) * WIDTH / total.max(1);
         let bar: String = (0..WIDTH).map(|at| if at < share { '#' } else { '.' }).collect();

@@ -46,6 +46,9 @@ struct MooncakeLine {
     hash_ids: Vec<u64>,
 }
 
+/// A trace that goes on for longer would take as long to play: its unit is not milliseconds.
+const LONGEST: Duration = Duration::from_secs(100 * 86_400);
+
 /// Longer than any prompt that a model takes; what is beyond is a mistake, not a reason to allocate.
 const MAX_TOKENS: u32 = 16 << 20;
 
@@ -75,6 +78,9 @@ pub(super) fn read_mooncake(path: &Path, piece_tokens: u32) -> Result<Workload, 
         }
         let at =
             Duration::try_from_secs_f64(timestamp / 1e3).map_err(|_| format!("timestamp {timestamp}"))?;
+        if at > LONGEST {
+            return Err(format!("timestamp {timestamp} is more than {} days", LONGEST.as_secs() / 86_400));
+        }
         if requests.last().is_some_and(|last| last.at > at) {
             return Err(format!("timestamp {timestamp} is earlier than that of the line before"));
         }
@@ -189,6 +195,10 @@ mod tests {
             (
                 "{\"timestamp\": -1, \"input_length\": 9, \"output_length\": 3, \"hash_ids\": [1]}",
                 "timestamp -1",
+            ),
+            (
+                "{\"timestamp\": 1e13, \"input_length\": 9, \"output_length\": 3, \"hash_ids\": [1]}",
+                "100 days",
             ),
         ] {
             let file = file(&format!("{good}{bad}\n"));
