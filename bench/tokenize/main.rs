@@ -4,6 +4,9 @@
 //! whole body was. The texts are the repository's own, so they are code. One thread; of each round the median and, for
 //! machines that do something else as well, the least.
 
+mod counting;
+
+use counting::Counting;
 use kvspoa::hash::HashKey;
 use kvspoa::prompt::{Model, ModelOptions, Prompt};
 use kvspoa::request::Endpoint;
@@ -17,45 +20,81 @@ use std::time::{Duration, Instant};
 
 const BLOCK_TOKENS: u32 = 16;
 const ENDPOINT: Endpoint = Endpoint::ChatCompletions;
-const ROUNDS: usize = 15;
-/// Tokens of a prompt, and bytes of text that make about so many.
-const SIZES: [(usize, usize); 4] = [(2_000, 7_000), (8_000, 30_000), (32_000, 122_000), (128_000, 492_000)];
-/// The length of a message.
-const USER_BYTES: usize = 1_300;
-const ASSISTANT_BYTES: usize = 2_600;
+const ROUNDS: usize = 25;
+
+/// A conversation: about how many tokens it makes, the bytes of its texts, and those of one turn.
+#[derive(Clone, Copy)]
+struct Shape {
+    bytes: usize,
+    turn_bytes: usize,
+}
+
+const SHAPES: [Shape; 4] = [
+    Shape { bytes: 6_900, turn_bytes: 1_200 },
+    Shape { bytes: 29_000, turn_bytes: 3_600 },
+    Shape { bytes: 116_000, turn_bytes: 5_700 },
+    Shape { bytes: 462_000, turn_bytes: 5_700 },
+];
+
+#[global_allocator]
+static ALLOCATED: Counting = Counting::new();
 
 fn main() {
-    // `cargo test --all-targets` runs this too: unoptimised figures would mean nothing.
-    if !std::env::args().any(|argument| argument == "--bench") {
-        return;
-    }
     let Some(dir) = tokenizer_dir() else {
         println!("run scripts/fetch-tokenizers first");
         return;
     };
     let model = Model::load(&dir).expect("the model");
     let reference = tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).expect("a tokenizer");
-    let text = corpus(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let canonical = fs::read_to_string(dir.join("tokenizer.json")).expect("a file");
+    let canonical = tokenizers_rc::canonicalize_str(&canonical).expect("a tokenizer");
+    let candidate = tokenizers_rc::from_json(&canonical).expect("a tokenizer");
+    let libraries = Libraries { reference, candidate };
+    let text = corpus(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
     let key = HashKey::from_seed(1);
-    println!("whole path, one turn of a conversation; µs: median (least)\n");
+    println!("body to block hashes, and the same text by the libraries; µs: median (least)\n");
     println!(
-        "{:>7} {:>8}  {:>16} {:>16} {:>16}  {:>20} {:>6}",
-        "tokens", "body", "cold", "warm", "repeat", "tokenizers", "ratio"
+        "{:>7} {:>8} {:>6}  {:>17} {:>17} {:>14}  {:>21} {:>17}  {:>12}",
+        "tokens",
+        "body",
+        "new",
+        "cold",
+        "warm",
+        "repeat",
+        "tokenizers 0.23",
+        "tokenizers 1.0rc3",
+        "ratios, warm"
     );
-    let mut stages = Vec::new();
-    for size in SIZES {
-        stages.push(measure(&model, &reference, &key, &text, size));
-    }
-    println!("\nstages of the warm path, µs: median (least)\n");
+    let measured = SHAPES.map(|shape| measure(&model, &libraries, &key, &text, shape));
+    println!("\nstages of the warm path, the text in fresh memory; µs: median (least)\n");
     println!(
-        "{:>7}  {:>16} {:>16} {:>16} {:>16}",
+        "{:>7}  {:>17} {:>17} {:>17} {:>15}",
         "tokens", "read the body", "render", "tokenize", "hash blocks"
     );
-    for (tokens, stages) in stages {
-        let [read, render, tokenize, hash] = stages.map(|times| times.to_string());
-        println!("{tokens:>7}  {read:>16} {render:>16} {tokenize:>16} {hash:>16}");
+    for Measured { tokens, stages: [read, render, tokenize, hash], .. } in &measured {
+        let [read, render, tokenize, hash] = [read, render, tokenize, hash].map(Times::to_string);
+        println!("{tokens:>7}  {read:>17} {render:>17} {tokenize:>17} {hash:>15}");
+    }
+    println!("\nmemory allocated, in % of the body\n");
+    println!("{:>7}  {:>10} {:>10} {:>10} {:>10}", "tokens", "read new", "read known", "render", "tokenize");
+    for Measured { tokens, allocated, .. } in &measured {
+        let [new, known, render, tokenize] = allocated;
+        println!("{tokens:>7}  {new:>10} {known:>10} {render:>10} {tokenize:>10}");
     }
     trace(&dir, &text);
+}
+
+/// What engines tokenize with: the library of today and the next one.
+struct Libraries {
+    reference: tokenizers::Tokenizer,
+    candidate: tokenizers_rc::pipeline::PipelineTokenizer,
+}
+
+struct Measured {
+    tokens: usize,
+    stages: [Times; 4],
+    /// Of reading new messages, reading known ones, rendering and tokenizing.
+    allocated: [usize; 4],
 }
 
 /// A body's way to its block hashes, as [`kvspoa::route`] goes it.
@@ -83,26 +122,21 @@ fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
     prompt.tokens.ids.len()
 }
 
-fn measure(
-    model: &Model,
-    reference: &tokenizers::Tokenizer,
-    key: &HashKey,
-    text: &str,
-    (size, bytes): (usize, usize),
-) -> (usize, [Times; 4]) {
-    let [mut cold, mut warm, mut repeat, mut library] = [const { Times::new() }; 4];
+fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shape: Shape) -> Measured {
+    let [mut cold, mut warm, mut repeat, mut old, mut next] = [const { Times::new() }; 5];
     let mut stages = [const { Times::new() }; 4];
-    let (mut tokens, mut body_bytes) = (0, 0);
+    let mut allocated = [0; 4];
+    let (mut tokens, mut body_bytes, mut known_bytes) = (0, 0, 0);
     for round in 0..ROUNDS {
-        let turn = |session: &str, rounds: usize| {
-            let session = format!("{session} {round} of {size}");
-            let turns = conversation(text, &session, bytes, round * 7919);
-            json!({ "model": "m", "messages": turns[..turns.len() - 2 * rounds], "stream": true })
+        let turn = |session: &str, back: usize| {
+            let session = format!("{session} {round} of {}", shape.bytes);
+            let turns = conversation(text, &session, shape, round * 7919);
+            json!({ "model": "m", "messages": turns[..turns.len() - 2 * back], "stream": true })
                 .to_string()
                 .into_bytes()
         };
         let (before, body) = (turn("a", 1), turn("a", 0));
-        body_bytes = body.len();
+        (body_bytes, known_bytes) = (body.len(), before.len());
         path(model, key, &before);
         tokens = warm.of(|| path(model, key, &body));
         repeat.of(|| path(model, key, &body));
@@ -117,34 +151,63 @@ fn measure(
         let rendered = render.of(|| model.render(&chat).expect("a text"));
         let ids = tokenize.of(|| model.tokenize_text(&rendered).expect("ids"));
         hash.of(|| black_box(key.sequence(key.plain_root(), &ids, BLOCK_TOKENS)));
+
+        let ids: Vec<u32> = ids.iter().map(|id| id.0).collect();
+        let theirs = next.of(|| {
+            let options = tokenizers_rc::pipeline::EncodeOptions {
+                add_special_tokens: false,
+                ..tokenizers_rc::pipeline::EncodeOptions::default()
+            };
+            let mut ids = Vec::with_capacity(rendered.len() / 3);
+            libraries.candidate.encode_into(&rendered, &options, &mut ids).expect("ids");
+            ids
+        });
+        assert_eq!(theirs, ids, "other ids");
         if round < 3 {
-            let theirs = library.of(|| reference.encode_fast(rendered.as_str(), false).expect("ids"));
-            assert!(theirs.get_ids().iter().copied().eq(ids.iter().map(|id| id.0)), "other ids");
+            let theirs = old.of(|| libraries.reference.encode_fast(rendered.as_str(), false).expect("ids"));
+            assert_eq!(theirs.get_ids(), ids, "other ids");
+        }
+        if round + 1 == ROUNDS {
+            let new = turn("d", 0);
+            let read_new = ALLOCATED.by(|| model.read(ENDPOINT, &new).expect("a body"));
+            let read_known = ALLOCATED.by(|| model.read(ENDPOINT, &body).expect("a body"));
+            let ask = model.read(ENDPOINT, &body).expect("a body");
+            // The text's memory is used again from the second time on.
+            model.tokens(&ask, &|| false).expect("ids");
+            let both = ALLOCATED.by(|| model.tokens(&ask, &|| false).expect("ids"));
+            let tokenize = ALLOCATED.by(|| model.tokenize_text(&rendered).expect("ids"));
+            let all = [read_new, read_known, both - tokenize, tokenize];
+            allocated = all.map(|bytes| 100 * bytes / body.len());
         }
     }
+    let ratio = |times: &Times| times.least().as_secs_f64() / warm.least().as_secs_f64();
     println!(
-        "{tokens:>7} {:>5} kB  {:>16} {:>16} {:>16}  {:>20} {:>5.0}x",
+        "{tokens:>7} {:>5} kB {:>4} %  {:>17} {:>17} {:>14}  {:>21} {:>17}  {:>6.0}, {:.1}",
         body_bytes / 1000,
+        100 * (body_bytes - known_bytes) / body_bytes,
         cold.to_string(),
         warm.to_string(),
         repeat.to_string(),
-        library.to_string(),
-        library.least().as_secs_f64() / warm.least().as_secs_f64(),
+        old.to_string(),
+        next.to_string(),
+        ratio(&old),
+        ratio(&next),
     );
-    (tokens, stages)
+    Measured { tokens, stages, allocated }
 }
 
 /// Many conversations, a turn of each in turns: how fast text becomes ids, all misses counted.
 fn trace(dir: &Path, text: &str) {
     const SESSIONS: usize = 200;
     const TURNS: usize = 10;
+    const SHAPE: Shape = Shape { bytes: TURNS * 5_700, turn_bytes: 5_700 };
     let options = ModelOptions { cache_bytes: 256 << 20, ..ModelOptions::default() };
     let model = Model::load_with(dir, options).expect("the model");
     let mut prompts = Vec::new();
     for turn in 1..=TURNS {
         for session in 0..SESSIONS {
             let name = format!("trace {session}");
-            let mut turns = conversation(text, &name, TURNS * 5_700, session * 4099);
+            let mut turns = conversation(text, &name, SHAPE, session * 4099);
             turns.truncate(1 + 2 * turn);
             let body = json!({ "messages": turns }).to_string().into_bytes();
             let ask = model.read(ENDPOINT, &body).expect("a body");
@@ -168,11 +231,11 @@ fn trace(dir: &Path, text: &str) {
 }
 
 /// Messages that no other session has.
-fn conversation(text: &str, session: &str, bytes: usize, mut at: usize) -> Vec<Value> {
+fn conversation(text: &str, session: &str, shape: Shape, mut at: usize) -> Vec<Value> {
     let mut messages = vec![json!({ "role": "system", "content": format!("This is session {session}.") })];
     let mut written = 0;
-    while written < bytes {
-        for (role, length) in [("user", USER_BYTES), ("assistant", ASSISTANT_BYTES)] {
+    while written < shape.bytes {
+        for (role, length) in [("user", shape.turn_bytes / 3), ("assistant", shape.turn_bytes * 2 / 3)] {
             let content = slice(text, at % (text.len() - 4000), length);
             messages.push(json!({ "role": role, "content": format!("{session}, {at}: {content}") }));
             at += length;
