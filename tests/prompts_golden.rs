@@ -18,6 +18,9 @@ use std::time::{Duration, SystemTime};
 const REFUSED_BY_THE_ENGINE_ALONE: [&str; 4] =
     ["tools-auto-unset", "wrong-model", "ids-out-of-vocabulary", "too-long"];
 
+/// The context of the engine that was asked for the rows of Qwen3.
+const MAX_MODEL_LEN: usize = 2048;
+
 /// The directory that `variable` names, or else the one of this name in the user's cache.
 fn fetched(variable: &str, name: &str) -> Option<PathBuf> {
     let cache = || {
@@ -39,7 +42,8 @@ fn ours(model: &Model, row: &Value) -> Result<Vec<u32>, &'static str> {
         "/tokenize" => Some(Endpoint::Completions),
         path => Endpoint::from_path(path.trim_end_matches("/render").trim_end_matches("/count_tokens")),
     });
-    let ask = parse(endpoint.ok_or("no_endpoint")?, body.as_bytes()).map_err(|error| error.reason())?;
+    let mut ask = parse(endpoint.ok_or("no_endpoint")?, body.as_bytes()).map_err(|error| error.reason())?;
+    ask.set_context(MAX_MODEL_LEN);
     let tokens = model.tokens(&ask, &|| false).map_err(|error| error.reason())?;
     Ok(tokens.ids.into_iter().map(|token| token.0).collect())
 }
