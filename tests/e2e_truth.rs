@@ -91,7 +91,7 @@ impl Fleet {
         (text("state"), text("reason"))
     }
 
-    /// A request past HAProxy: a step of that replica.
+    /// A request past HAProxy: a step of that replica that stores something. Its batch has passed the proxy afterwards.
     fn step(&self, at: usize, prompt: &[u32]) {
         self.generate(at, prompt, 1);
     }
@@ -100,7 +100,10 @@ impl Fleet {
     fn generate(&self, at: usize, prompt: &[u32], tokens: u32) {
         let body = json!({ "prompt": prompt, "max_tokens": tokens }).to_string();
         let request = http::request("POST", COMPLETIONS, &[], body.as_bytes());
+        let passed = || self.proxies[at].control.next_seq.load(Relaxed);
+        let before = passed();
         assert_eq!(http::send(self.road.replicas[at].http_addr(), &request).status(), 200);
+        eventually("the batch has passed", || (passed() > before).then_some(()));
     }
 
     /// Resets a replica's cache; it tells so with its next step.

@@ -4,6 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
+use super::PATIENCE;
+use zmq::SocketEvent;
+
 /// What happens to the batches, and what has happened.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
@@ -28,13 +31,18 @@ pub(crate) struct FeedProxy {
 }
 
 impl FeedProxy {
-    /// Publishes at `listen` what is published at `upstream`.
+    /// Publishes at `listen` what is published at `upstream`; returns when it hears the publisher there.
     pub(crate) fn start(upstream: &str, listen: &str) -> Self {
         let context = zmq::Context::new();
         let from = context.socket(zmq::SUB).expect("a socket");
         from.set_subscribe(b"").expect("set");
         from.set_reconnect_ivl(10).expect("set");
+        from.monitor("inproc://link", SocketEvent::HANDSHAKE_SUCCEEDED.to_raw().into()).expect("monitored");
+        let link = context.socket(zmq::PAIR).expect("a socket");
+        link.connect("inproc://link").expect("connected");
         from.connect(upstream).expect("connected");
+        let heard = link.poll(zmq::POLLIN, PATIENCE.as_millis() as i64).expect("polled");
+        assert_eq!(heard, 1, "nobody publishes at {upstream}");
         let to = context.socket(zmq::PUB).expect("a socket");
         to.set_linger(0).expect("set");
         to.bind(listen).expect("bound");
