@@ -122,7 +122,7 @@ impl Scheduler {
     }
 
     /// Takes in that a rank has stored `block` behind the block `before`: what continues a booked prompt is its answer, and
-    /// adds to its context ([`SchedulerConfig::follow_answers`]). To be called before
+    /// adds to its context ([`crate::select::SchedulerConfig::follow_answers`]). To be called before
     /// [`Self::progress`] with the same news. Blocks that were stored before a booking was made or moved there do not
     /// count.
     pub fn grow(&mut self, rank: RankId, before: SequenceHash, block: SequenceHash) {
