@@ -38,7 +38,7 @@ fn check_accepts_a_good_file_and_says_what_it_read() {
 #[test]
 fn check_refuses_a_bad_file_with_64_and_one_line_that_names_file_line_and_key() {
     for (config, place) in [
-        ("[[pool]]\nbackend = \"be\"\nmodel = \"m\"\n", "kvspoa.toml:3: model: unknown field"),
+        ("[[pool]]\nbackend = \"be\"\nmodell = \"m\"\n", "kvspoa.toml:3: modell: unknown field"),
         ("[spop]\ndeadline = 400\n", "kvspoa.toml:2: deadline: "),
         (
             "[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s\"\nevents = \"h:1\"\n",
