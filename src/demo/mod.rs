@@ -67,7 +67,6 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let config = agent_config(&dir.0)?;
     let agent = Agent::start(&config).await?;
     let admin = agent.admin_addr()?.to_string();
-    let serving = tokio::spawn(agent.serve(stop.clone()));
     let site = Site {
         spop: config.spop.listen.to_string(),
         log_to: config.log_listen.to_string(),
@@ -75,6 +74,8 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
         routed: &routed.servers,
     };
     let haproxy = Haproxy::start(&site::binary(args.haproxy.clone()), &dir.0, &site).await?;
+    // Its sockets are bound since before HAProxy; now there is a runtime socket to ask.
+    let serving = tokio::spawn(agent.serve(stop.clone()));
     until_ready(&admin).await?;
     println!(
         "HAProxy {}, {} simulated replicas each way; {} users × {} turns, {} requests at once\n",
