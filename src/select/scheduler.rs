@@ -367,6 +367,8 @@ mod answer_tests;
 mod history_tests;
 mod life;
 #[cfg(test)]
+mod life_tests;
+#[cfg(test)]
 mod server_tests;
 #[cfg(test)]
 mod tests;
