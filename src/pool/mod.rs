@@ -11,6 +11,7 @@ mod loads;
 mod lookup;
 mod lost;
 mod ranks;
+mod renderers;
 mod served;
 mod silence;
 mod sink;
@@ -24,6 +25,7 @@ pub use adapters::Adapters;
 pub use live::{EngineView, ServerView, Servers};
 pub use lookup::{Lookup, Stream};
 pub use ranks::{PoolFull, Rank, Ranks, ServerRanks};
+pub use renderers::Renderers;
 pub use sink::{EventSink, FeedKey};
 pub use view::{CacheView, Feed, FeedFault, RankState};
 pub use watch::{Matching, Watch};
@@ -32,7 +34,7 @@ use crate::{
     config,
     hash::HashKey,
     index::{Index, IndexConfig},
-    prompt::{Model, ModelError, ModelOptions},
+    prompt::ModelError,
     replica::TokenChannels,
     select::Scheduler,
     units::{RankId, SequenceHash, Tier},
@@ -57,8 +59,6 @@ const USUAL_CONTEXT_TOKENS: u32 = 131_072;
 pub struct Pool {
     /// The HAProxy backend's name.
     pub backend: String,
-    /// Renders and tokenizes as the pool's engines do.
-    pub model: Model,
     /// The key of the process's block hashes.
     pub key: HashKey,
     /// The LoRA adapters that are asked for by name, as a model.
@@ -79,6 +79,7 @@ pub struct Pool {
     /// Whether the replicas are known, so that no more are about to join.
     pub is_settled: AtomicBool,
     ranks: ArcSwap<Ranks>,
+    renderers: ArcSwap<Renderers>,
     /// Opens the ranks' token channels.
     token_channels: TokenChannels,
     /// Taken before all other locks, by those who change `ranks`.
@@ -102,22 +103,12 @@ impl Pool {
         haproxy_poll: Duration,
         engine_poll: Duration,
     ) -> Result<Self, ModelError> {
-        let model = match &pool.model_dir {
-            Some(dir) => Model::load_with(dir, ModelOptions::from(&pool.rendering))?,
-            None => Model::embedded_with(ModelOptions::from(&pool.rendering))?,
-        };
-        if let Some(renderer) = model.native_renderer() {
-            tracing::warn!(
-                pool = pool.backend,
-                renderer,
-                "vLLM makes this model's prompts by code of its own, which is not done here: chats are routed by load alone"
-            );
-        }
+        let renderers = Renderers::first(pool)?;
         let index =
             Index::new(key.clone(), IndexConfig { max_bytes: index_max_bytes, ..IndexConfig::default() });
         Ok(Self {
             backend: pool.backend.clone(),
-            model,
+            renderers: ArcSwap::from_pointee(renderers),
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),
             served: Mutex::new(pool.model.clone()),

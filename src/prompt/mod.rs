@@ -5,6 +5,7 @@
 
 mod error;
 mod files;
+mod fingerprint;
 mod harmony;
 mod messages;
 mod options;
@@ -14,6 +15,7 @@ mod template;
 mod tokenizer;
 
 pub use error::{ModelError, PromptError};
+pub use fingerprint::Fingerprint;
 pub use options::ModelOptions;
 pub use repeats::{BodyKey, Prompt, Repeats};
 pub use template::ContentFormat;

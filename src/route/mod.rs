@@ -243,7 +243,8 @@ struct Preparing {
 impl Preparing {
     fn run(&self) -> Result<Prompt, Reason> {
         let started = Instant::now();
-        let model = &self.pool.model;
+        let renderers = self.pool.renderers();
+        let model = renderers.model();
         let key = model.repeats().key(self.endpoint, &self.body).filter(|_| self.is_complete);
         if let Some(made) = key.and_then(|key| model.repeats().get(key)) {
             return Ok(self.prompt(made, true, true, started.elapsed(), Duration::ZERO));
