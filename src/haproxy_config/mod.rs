@@ -1,6 +1,26 @@
-//! The configuration that HAProxy needs, for the user's own names and addresses.
+//! The configuration that HAProxy needs, for the user's own names and addresses, and what a site has already.
+//!
+//! [`HaproxyCfg`] reads a site's files, [`findings`] says what of them does not go with our lines, [`BackendLines`] where
+//! those are in place.
 //!
 //! The files of `haproxy/` are the source: they work as they stand, and what may differ from site to site is replaced.
+
+mod cfg;
+mod checks;
+mod files;
+mod findings;
+mod ours;
+mod spoe;
+mod version;
+mod words;
+
+pub use cfg::{CfgError, HaproxyCfg, Line, Place, Section, SectionKind};
+pub use files::files;
+pub use findings::{Finding, FindingKind, Severity, Site, findings};
+pub use ours::{BackendLines, frontend_line, has_agent};
+pub use spoe::SpoeAgent;
+pub use version::HaproxyVersion;
+pub use words::WordError;
 
 use clap::{Args, ValueEnum};
 
@@ -37,10 +57,10 @@ impl Form {
     #[must_use]
     pub const fn source(self) -> &'static str {
         match self {
-            Self::Agent => include_str!("../haproxy/kvspoa-agent.cfg"),
-            Self::Backend => include_str!("../haproxy/snippet-backend.cfg"),
-            Self::Frontend => include_str!("../haproxy/snippet-frontend.cfg"),
-            Self::Spoe => include_str!("../haproxy/kvspoa.spoe.conf"),
+            Self::Agent => include_str!("../../haproxy/kvspoa-agent.cfg"),
+            Self::Backend => include_str!("../../haproxy/snippet-backend.cfg"),
+            Self::Frontend => include_str!("../../haproxy/snippet-frontend.cfg"),
+            Self::Spoe => include_str!("../../haproxy/kvspoa.spoe.conf"),
         }
     }
 }
