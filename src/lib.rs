@@ -4,7 +4,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`units`], [`hash`], `recent`, [`metrics`] | identifiers, the hash chain, bounded caches, every metric's name |
+//! | [`units`], [`hash`], `recent`, [`pulse`], [`metrics`] | identifiers, the hash chain, bounded caches, signs of life, every metric's name |
 //! | [`spop`] | the protocol between HAProxy and its agents |
 //! | [`request`] | what HAProxy hands over → what must be routed |
 //! | [`events`] | the replicas' KV events: wire formats, sequence numbers, sockets |
@@ -38,6 +38,7 @@ pub mod lifecycle;
 pub mod metrics;
 pub mod pool;
 pub mod prompt;
+pub mod pulse;
 mod recent;
 pub mod replay;
 pub mod replica;

@@ -5,14 +5,18 @@
 mod events;
 mod health;
 mod install;
+mod reload;
 mod replica;
 mod route;
+mod total;
 
 pub use events::{EventMetrics, FeedLabels, ListenerMetrics};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
+pub use reload::ReloadMetrics;
 pub use replica::{ReportMetrics, ServerMetrics, SocketMetrics};
 pub use route::{PoolMetrics, RankMetrics, RayMetrics, RouteMetrics, SettleMetrics};
+pub use total::Total;
 
 use metrics::{Counter, Gauge, counter, gauge};
 

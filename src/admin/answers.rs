@@ -80,8 +80,7 @@ impl Answers {
     /// that the request would get now, without a booking.
     async fn explain(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let query = request.uri().query().unwrap_or_default().to_owned();
-        let only = || self.router.only_pool().map(str::to_owned);
-        let Some(pool) = parameter(&query, "pool").or_else(only) else {
+        let Some(pool) = parameter(&query, "pool").or_else(|| self.router.only_pool()) else {
             return error(StatusCode::BAD_REQUEST, "say which pool: /explain?pool=BACKEND");
         };
         let path = parameter(&query, "path").unwrap_or_else(|| "/v1/chat/completions".to_owned());

@@ -56,8 +56,7 @@ impl Ray {
     /// Chooses a replica for the body of a request, and books it.
     pub(super) async fn route(&self, query: &str, headers: &HeaderMap, body: Bytes) -> Response<Full<Bytes>> {
         let received = Instant::now();
-        let only = || self.router.only_pool().map(str::to_owned);
-        let Some(pool) = parameter(query, "pool").or_else(only) else {
+        let Some(pool) = parameter(query, "pool").or_else(|| self.router.only_pool()) else {
             return refuse(StatusCode::BAD_REQUEST, "say which pool: /internal/route?pool=BACKEND");
         };
         let text = |name: &str| headers.get(name).map(hyper::header::HeaderValue::as_bytes);
@@ -106,7 +105,7 @@ impl Ray {
         if is_end {
             self.is_told_of_ends.store(true, Ordering::Relaxed);
         }
-        self.router.pools().any(|pool| {
+        self.router.pools().iter().any(|pool| {
             let mut scheduler = pool.scheduler.lock();
             if scheduler.booking(id).is_none() {
                 return false;

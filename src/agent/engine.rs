@@ -146,7 +146,8 @@ impl Engine {
 
     /// Status and body.
     async fn get(&self, target: &str) -> Option<(u16, Bytes)> {
-        let asked = self.members.access().get(&self.http, target, MAX_PAGE_BYTES);
+        let access = self.members.access();
+        let asked = access.get(&self.http, target, MAX_PAGE_BYTES);
         let answered = timeout(PAGE_TIMEOUT, asked).await.ok()?;
         match answered {
             Ok(answer) => {

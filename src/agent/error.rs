@@ -2,7 +2,7 @@
 
 use crate::{
     client::AccessError,
-    config::{HostPort, Place},
+    config::{ConfigError, HostPort, Place},
     events::AddError,
     lifecycle::LogReceiverError,
     metrics::InstallError,
@@ -14,6 +14,9 @@ use std::io;
 /// Why the agent did not start. Each says which setting it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
+    /// The configuration file.
+    #[error("{0}")]
+    Config(#[from] ConfigError),
     /// A model directory can't be used.
     #[error("{place}: model_dir")]
     Model {

@@ -1,6 +1,7 @@
 //! How many SPOP connections the process's limit of open files allows.
 
 use crate::config::MAX_RANKS;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Sockets of the agent's own: listeners, the admin port's clients, log, runtime, and some in hand. libzmq ends the
 /// process where it finds no file descriptor, so the connections must leave these alone.
@@ -16,6 +17,36 @@ pub(super) struct Budget {
     pub(super) connections: usize,
     /// Ranks, over all pools.
     pub(super) ranks: usize,
+}
+
+/// The ranks for which there are sockets. How many may change while some are taken.
+#[derive(Debug)]
+pub(super) struct Room {
+    limit: AtomicUsize,
+    taken: AtomicUsize,
+}
+
+impl Room {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit: limit.into(), taken: AtomicUsize::new(0) }
+    }
+
+    /// Ranks beyond a lower limit stay.
+    pub(super) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Takes places for so many ranks; the error is how many are left.
+    pub(super) fn take(&self, ranks: usize) -> Result<(), usize> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let with = |taken: usize| taken.checked_add(ranks).filter(|taken| *taken <= limit);
+        let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
+        taken.map(drop).map_err(|taken| limit.saturating_sub(taken))
+    }
+
+    pub(super) fn give_back(&self, ranks: usize) {
+        self.taken.fetch_sub(ranks, Ordering::Relaxed);
+    }
 }
 
 impl Budget {
@@ -60,6 +91,16 @@ mod tests {
         assert_eq!(soft_limit(table), Some(1024));
         assert_eq!(soft_limit("Max open files  unlimited  unlimited  files\n"), None);
         assert_eq!(soft_limit(""), None);
+    }
+
+    #[test]
+    fn places_for_ranks_come_back_and_their_number_may_change() {
+        let room = Room::new(3);
+        assert_eq!((room.take(2), room.take(2)), (Ok(()), Err(1)));
+        room.set_limit(1);
+        assert_eq!(room.take(1), Err(0), "two are taken still");
+        room.give_back(2);
+        assert_eq!(room.take(1), Ok(()));
     }
 
     #[test]

@@ -3,21 +3,23 @@
 //! What a pool should have follows from what was told ([`Membership`]); every news changes what it has to that, in one
 //! step and under one lock.
 
-use super::{AgentError, engine::Engine};
+use super::{AgentError, engine::Engine, files::Room, listing};
 use crate::{
     client::Access,
-    config::{self, HttpAddr, Replica},
+    config::{self, HttpAddr, Replica, ReplicaSource},
     events::{Feed, Subscriber},
     metrics::FeedLabels,
     pool::{FeedKey, Pool},
     replica::{Change, Membership, Server, Sources, changes},
 };
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
+    path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -27,10 +29,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) subscriber: Arc<Subscriber<FeedKey>>,
-    /// How often each engine's load is asked for.
-    pub(super) engine_poll: Duration,
-    /// Ranks for which there are sockets left, over all pools.
-    pub(super) room: Arc<AtomicUsize>,
+    /// Ranks for which there are sockets, over all pools.
+    pub(super) room: Arc<Room>,
     pub(super) tasks: TaskTracker,
     /// Ends the tasks.
     pub(super) stop: CancellationToken,
@@ -40,11 +40,11 @@ pub(super) struct Common {
 #[derive(Debug)]
 pub(super) struct Members {
     pool: Arc<Pool>,
-    /// The pool's place in the configuration.
-    place: u16,
-    access: Access,
-    listens: bool,
+    access: ArcSwap<Access>,
+    listens: AtomicBool,
     common: Common,
+    /// Ends the tasks of this pool.
+    stop: CancellationToken,
     state: Mutex<State>,
 }
 
@@ -52,37 +52,104 @@ pub(super) struct Members {
 struct State {
     membership: Membership,
     running: Vec<Replica>,
-    /// Those who are asked, and what ends it.
-    followed: HashMap<(String, HttpAddr), CancellationToken>,
+    /// Those who are asked, whether for their event endpoints too, and what ends it.
+    followed: HashMap<(String, HttpAddr), (bool, CancellationToken)>,
     /// Those for whom there was no place: one warning each.
     refused: HashSet<String>,
+    /// How often each engine's load is asked for.
+    engine_poll: Duration,
+    /// The file that lists the replicas, and what ends following it.
+    list: Option<(PathBuf, CancellationToken)>,
+    /// Whether the pool was taken away: nobody joins any more.
+    is_over: bool,
 }
 
 impl Members {
-    /// The members of a pool that has none yet. Those that the configuration names join.
-    ///
-    /// # Errors
-    /// [`AgentError::Events`]: one of these cannot be subscribed to. [`AgentError::Access`].
+    /// The members of a pool that has none yet. Those that the configuration names join; the error is that of the first
+    /// which can't.
     pub(super) fn start(
         pool: Arc<Pool>,
-        place: u16,
         config: &config::Pool,
+        access: Access,
+        engine_poll: Duration,
         common: Common,
-    ) -> Result<Arc<Self>, AgentError> {
-        let access = Access::load(&config.http)
-            .map_err(|source| AgentError::Access { pool: config.backend.clone(), source })?;
-        let membership = Membership::new(config);
-        let state =
-            State { membership, running: Vec::new(), followed: HashMap::new(), refused: HashSet::new() };
+    ) -> (Arc<Self>, Option<AgentError>) {
+        let state = State {
+            membership: Membership::new(config),
+            running: Vec::new(),
+            followed: HashMap::new(),
+            refused: HashSet::new(),
+            engine_poll,
+            list: None,
+            is_over: false,
+        };
         let members = Arc::new(Self {
             pool,
-            place,
-            access,
-            listens: config.event_ports.listen.is_some(),
+            access: ArcSwap::from_pointee(access),
+            listens: config.event_ports.listen.is_some().into(),
+            stop: common.stop.child_token(),
             common,
             state: Mutex::new(state),
         });
-        members.change(|_| {}).map_or(Ok(members), Err)
+        let failed = members.change(|_| {});
+        members.follow_list(&config.source);
+        (members, failed)
+    }
+
+    /// The configuration says something else. Replicas of which it says the same stay as they are.
+    pub(super) fn configure(
+        self: &Arc<Self>,
+        config: &config::Pool,
+        access: Access,
+        engine_poll: Duration,
+    ) -> Option<AgentError> {
+        self.access.store(Arc::new(access));
+        self.listens.store(config.event_ports.listen.is_some(), Ordering::Relaxed);
+        {
+            let mut state = self.state.lock();
+            if state.engine_poll != engine_poll {
+                state.engine_poll = engine_poll;
+                // All are asked anew, at the new pace.
+                state.followed.drain().for_each(|(_, (_, stop))| stop.cancel());
+            }
+            // Those who had no place may have one now.
+            state.refused.clear();
+        }
+        let failed = self.change(|membership| membership.configure(config));
+        self.follow_list(&config.source);
+        failed
+    }
+
+    /// The pool was taken away: all leave, and whatever runs for them ends.
+    pub(super) fn end(&self) {
+        let mut state = self.state.lock();
+        state.is_over = true;
+        self.stop.cancel();
+        let running: Vec<String> = state.running.iter().map(|replica| replica.server.clone()).collect();
+        for server in running {
+            self.leave(&server, &mut state);
+        }
+    }
+
+    /// Follows the file that lists the replicas, where there is one, and no other.
+    fn follow_list(self: &Arc<Self>, source: &ReplicaSource) {
+        let mut state = self.state.lock();
+        let path = match source {
+            ReplicaSource::File(path) => Some(path),
+            ReplicaSource::Listed | ReplicaSource::Haproxy => None,
+        };
+        if state.list.as_ref().map(|(path, _)| path) == path {
+            return;
+        }
+        if let Some((_, stop)) = state.list.take() {
+            stop.cancel();
+        }
+        if let Some(path) = path {
+            let stop = self.stop.child_token();
+            let following = listing::follow(Arc::clone(self), path.clone());
+            self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(following));
+            state.list = Some((path.clone(), stop));
+        }
     }
 
     pub(super) const fn pool(&self) -> &Arc<Pool> {
@@ -90,13 +157,13 @@ impl Members {
     }
 
     /// Whether publishers can connect to us.
-    pub(super) const fn listens(&self) -> bool {
-        self.listens
+    pub(super) fn listens(&self) -> bool {
+        self.listens.load(Ordering::Relaxed)
     }
 
     /// How the replicas are reached.
-    pub(super) const fn access(&self) -> &Access {
-        &self.access
+    pub(super) fn access(&self) -> Arc<Access> {
+        self.access.load_full()
     }
 
     /// HAProxy told of its servers.
@@ -118,6 +185,9 @@ impl Members {
     /// not join.
     fn change(self: &Arc<Self>, news: impl FnOnce(&mut Membership)) -> Option<AgentError> {
         let mut state = self.state.lock();
+        if state.is_over {
+            return None;
+        }
         news(&mut state.membership);
         let mut failed = None;
         for change in changes(&state.running, &state.membership.desired()) {
@@ -168,17 +238,16 @@ impl Members {
         let full = |source| AgentError::Full { pool: self.pool.backend.clone(), server: server(), source };
         let count = replica.ranks.len();
         let room = &self.common.room;
-        room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(count))
-            .map_err(|room| full(Box::new(NoSockets(room))))?;
+        room.take(count).map_err(|left| full(Box::new(NoSockets(left))))?;
         let ids = self.pool.join(replica, Instant::now()).map_err(|error| {
-            room.fetch_add(count, Ordering::Relaxed);
+            room.give_back(count);
             full(Box::new(error))
         })?;
         for ((id, rank), number) in ids.into_iter().zip(&replica.ranks).zip(0..) {
             let Some(events) = &rank.events else { continue };
             let labels = FeedLabels { pool: self.pool.backend.clone(), server: server(), rank: number };
             let feed = Feed {
-                key: FeedKey { pool: self.place, rank: id },
+                key: FeedKey { pool: self.pool.id, rank: id },
                 labels,
                 events: events.to_string(),
                 replay: rank.replay.as_ref().map(ToString::to_string),
@@ -206,23 +275,23 @@ impl Members {
         for ((id, rank), number) in ids.into_iter().zip(&replica.ranks).zip(0..) {
             if rank.events.is_some() && number < subscribed {
                 // The events' thread releases the rank when its last event is through.
-                self.common.subscriber.remove(FeedKey { pool: self.place, rank: id });
+                self.common.subscriber.remove(FeedKey { pool: self.pool.id, rank: id });
             } else {
                 self.pool.release(id);
             }
         }
-        self.common.room.fetch_add(replica.ranks.len(), Ordering::Relaxed);
+        self.common.room.give_back(replica.ranks.len());
     }
 
     /// Asks those who can be asked, and no others.
     fn follow(self: &Arc<Self>, state: &mut State) {
-        let State { membership, followed, .. } = state;
+        let State { membership, followed, engine_poll, .. } = state;
         let asked: HashMap<(String, HttpAddr), bool> = membership
             .asked()
             .map(|(server, http, sources)| ((server.to_owned(), http.clone()), sources))
             .collect();
-        followed.retain(|key, stop| {
-            let is_asked = asked.contains_key(key);
+        followed.retain(|key, (asks_sources, stop)| {
+            let is_asked = asked.get(key) == Some(asks_sources);
             if !is_asked {
                 stop.cancel();
             }
@@ -230,18 +299,18 @@ impl Members {
         });
         for ((server, http), ask_sources) in asked {
             followed.entry((server.clone(), http.clone())).or_insert_with(|| {
-                let stop = self.common.stop.child_token();
+                let stop = self.stop.child_token();
                 let engine = Engine {
                     members: Arc::clone(self),
                     server,
                     http,
                     ask_sources,
-                    poll: self.common.engine_poll,
+                    poll: *engine_poll,
                     told_unauthorized: AtomicBool::new(false),
                     told_connects: AtomicBool::new(false),
                 };
                 self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(engine.follow()));
-                stop
+                (ask_sources, stop)
             });
         }
     }

@@ -7,7 +7,9 @@ use crate::{
         AnswerError, Process, RuntimeSocket, Server, SocketError, commands, parse_process, parse_servers,
     },
 };
+use arc_swap::ArcSwap;
 use std::{
+    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -36,7 +38,7 @@ enum PollError {
 pub(super) struct ServerPolls {
     pub(super) socket: RuntimeSocket,
     pub(super) period: Duration,
-    pub(super) pools: Vec<Arc<Members>>,
+    pub(super) pools: Arc<ArcSwap<Vec<Arc<Members>>>>,
     /// HAProxy's log told of a change.
     pub(super) changed: Arc<Notify>,
     pub(super) metrics: SocketMetrics,
@@ -48,7 +50,7 @@ impl ServerPolls {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut process = None;
         // One warning is enough until it works again.
-        let mut complained = vec![false; self.pools.len()];
+        let mut complained: HashSet<String> = HashSet::new();
         let mut warned: Option<Instant> = None;
         loop {
             tokio::select! {
@@ -56,20 +58,22 @@ impl ServerPolls {
                 () = self.changed.notified() => {}
             }
             let mut all_well = true;
-            for (members, complained) in self.pools.iter().zip(&mut complained) {
+            let pools = self.pools.load_full();
+            complained.retain(|backend| pools.iter().any(|members| members.pool().backend == *backend));
+            for members in &*pools {
                 let asked = self.poll(members, &mut process).await;
                 let pool = members.pool();
                 all_well &= asked.is_ok();
                 match asked {
-                    Ok(()) if *complained => {
-                        *complained = false;
-                        tracing::info!(pool = pool.backend, "HAProxy's runtime socket answers");
+                    Ok(()) => {
+                        if complained.remove(&pool.backend) {
+                            tracing::info!(pool = pool.backend, "HAProxy's runtime socket answers");
+                        }
                     }
-                    Ok(()) => {}
                     Err(error) => {
                         self.metrics.failures.increment(1);
                         pool.miss_servers();
-                        if !std::mem::replace(complained, true) {
+                        if complained.insert(pool.backend.clone()) {
                             tracing::warn!(
                                 pool = pool.backend,
                                 %error,
@@ -104,7 +108,7 @@ impl ServerPolls {
         let current = parse_process(&answer)?;
         if process.replace(current).is_some_and(|before| before.was_replaced_by(current)) {
             self.metrics.reloads.increment(1);
-            for members in &self.pools {
+            for members in &**self.pools.load() {
                 members.pool().haproxy_replaced(now);
             }
         }

@@ -6,11 +6,10 @@ use crate::{
         log_line::{ServerChange, ServerNotice},
     },
     metrics::SettleMetrics,
-    pool::Pool,
+    pool::Pools,
 };
 use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,7 +18,7 @@ use tokio::sync::Notify;
 /// Ends bookings by what HAProxy logs.
 #[derive(Debug)]
 pub(super) struct Settle {
-    pools: HashMap<String, Arc<Pool>>,
+    pools: Arc<Pools>,
     metrics: SettleMetrics,
     complained: Mutex<Option<Instant>>,
     /// Wakes who asks HAProxy for the states of its servers.
@@ -30,14 +29,9 @@ pub(super) struct Settle {
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(600);
 
 impl Settle {
-    pub(super) fn new(pools: &[Arc<Pool>], changed: Arc<Notify>) -> Self {
+    pub(super) fn new(pools: Arc<Pools>, changed: Arc<Notify>) -> Self {
         let skips: Vec<_> = Skip::ALL.iter().map(|skip| skip.as_str()).collect();
-        Self {
-            pools: pools.iter().map(|pool| (pool.backend.clone(), Arc::clone(pool))).collect(),
-            metrics: SettleMetrics::register(&skips),
-            complained: Mutex::default(),
-            changed,
-        }
+        Self { pools, metrics: SettleMetrics::register(&skips), complained: Mutex::default(), changed }
     }
 
     pub(super) fn line(&self, line: LogLine) {
@@ -50,7 +44,7 @@ impl Settle {
     }
 
     fn server(&self, notice: &ServerNotice) {
-        let Some(pool) = self.pools.get(&notice.pool) else { return };
+        let Some(pool) = self.pools.of_backend(&notice.pool) else { return };
         match notice.change {
             ServerChange::Up => pool.take_notice(&notice.server, true, Instant::now()),
             ServerChange::Down => pool.take_notice(&notice.server, false, Instant::now()),
@@ -72,7 +66,7 @@ impl Settle {
     }
 
     fn end(&self, end: &RequestEnd) {
-        let Some(pool) = self.pools.get(&end.pool) else {
+        let Some(pool) = self.pools.of_backend(&end.pool) else {
             self.metrics.unknown_pool.increment(1);
             return;
         };

@@ -4,7 +4,7 @@ mod explain;
 
 use crate::{
     agent,
-    config::{Config, ConfigError, Overrides},
+    config::{Config, ConfigError, ConfigFile, Overrides},
     demo, haproxy_config, hub, replay, sim,
 };
 use anyhow::Context;
@@ -35,6 +35,10 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Run the agent
+    ///
+    /// SIGHUP reads the configuration file again; it is also read when it has changed. What is wrong changes nothing.
+    /// SIGTERM and SIGINT finish the decisions in flight and end; a second one ends at once. Under systemd, readiness,
+    /// reloads and a watchdog are told by NOTIFY_SOCKET.
     Run(ConfigArgs),
     /// Check a configuration file: prints one line and exits with 64 on a mistake
     Check(ConfigArgs),
@@ -134,7 +138,10 @@ fn one_line(error: &anyhow::Error) -> String {
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Run(args) => agent::run(&args.load()?).map_err(anyhow::Error::from),
+        Command::Run(args) => {
+            let file = ConfigFile { path: args.config, overrides: args.overrides };
+            agent::run(file).map_err(anyhow::Error::from)
+        }
         Command::Check(args) => {
             let config = args.load()?;
             let replicas: usize = config.pools.iter().map(|pool| pool.replicas.len()).sum();

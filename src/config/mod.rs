@@ -7,6 +7,7 @@ mod error;
 mod raw;
 mod rendering;
 mod replicas;
+mod running;
 mod values;
 
 pub use error::{ConfigError, Place};
@@ -15,6 +16,7 @@ pub use rendering::{ContentFormat, Rendering, UtcOffset};
 pub use replicas::{
     EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
 };
+pub use running::{ConfigFile, read_bounded};
 pub use values::{HostPort, HttpAddr, SocketAddr, Span};
 
 use crate::{lifecycle::LogListen, spop::ListenAddr};
@@ -27,7 +29,7 @@ use std::{
 use toml::Spanned;
 
 /// A whole, validated configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Config {
     /// The SPOP side: where HAProxy asks.
     pub spop: Spop,
@@ -50,7 +52,7 @@ pub struct Config {
 }
 
 /// The SPOP listener and its limits.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Spop {
     /// TCP address or unix socket path.
     pub listen: ListenAddr,
@@ -68,7 +70,7 @@ pub struct Spop {
 }
 
 /// HAProxy's runtime socket, which tells the states of the servers.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Haproxy {
     /// Where; absent: every server counts as up, by the same weight and without a limit.
     pub socket: Option<SocketAddr>,
@@ -79,7 +81,7 @@ pub struct Haproxy {
 }
 
 /// Turning prompts into tokens.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prompt {
     /// Threads for prompts longer than `inline_bytes`.
     pub threads: usize,
@@ -90,7 +92,7 @@ pub struct Prompt {
 }
 
 /// How a replica is chosen.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub struct Select {
     /// The policy's name.
     pub policy: PolicyName,
@@ -119,7 +121,7 @@ pub enum PolicyName {
 }
 
 /// One pool: an HAProxy backend that serves one base model.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Pool {
     /// The HAProxy backend's name.
     pub backend: String,

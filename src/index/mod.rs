@@ -188,6 +188,11 @@ impl Index {
         applied
     }
 
+    /// Sets another limit of memory. An index above it shrinks with the events that come.
+    pub const fn set_max_bytes(&mut self, max_bytes: usize) {
+        self.config.max_bytes = max_bytes;
+    }
+
     /// Applies one KV event of a rank as far as that takes no time that grows with what the rank holds. It is applied in
     /// full once [`Index::go_on`] has returned false, which must be before the next event of the rank.
     pub fn begin(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {

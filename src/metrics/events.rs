@@ -1,5 +1,6 @@
 //! The metrics of one rank's KV events.
 
+use super::Total;
 use metrics::{Counter, Gauge, counter, gauge};
 
 /// Which rank of which replica a metric is about.
@@ -29,7 +30,7 @@ pub struct EventMetrics {
     /// Batches that could not be decoded to their end.
     pub undecodable_batches: Counter,
     /// Holes found in the sequence numbers, in the live stream or within a replay.
-    pub gaps: Counter,
+    pub gaps: Total,
     /// Requests for a replay.
     pub replays: Counter,
     /// Times that all blocks of the rank were forgotten because its process was another one.
@@ -70,7 +71,7 @@ impl EventMetrics {
                 .collect(),
             rejected_messages: counter!("kvspoa_kv_messages_rejected_total", &labels),
             undecodable_batches: counter!("kvspoa_kv_batches_undecodable_total", &labels),
-            gaps: counter!("kvspoa_kv_gaps_total", &labels),
+            gaps: Total::new(counter!("kvspoa_kv_gaps_total", &labels)),
             replays: counter!("kvspoa_kv_replays_total", &labels),
             resets: counter!("kvspoa_kv_resets_total", &labels),
             disconnects: counter!("kvspoa_kv_disconnects_total", &labels),

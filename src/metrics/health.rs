@@ -1,7 +1,7 @@
 //! How well each rank's cache is known.
 
-use super::FeedLabels;
-use metrics::{Counter, Gauge, counter, gauge};
+use super::{FeedLabels, Total};
+use metrics::{Gauge, counter, gauge};
 
 /// One rank.
 #[derive(Clone, Debug)]
@@ -15,13 +15,13 @@ pub struct HealthMetrics {
     /// Blocks of lower tiers that the last reset may have taken.
     pub unconfirmed_blocks: Gauge,
     /// Blocks that were stored before their parent.
-    pub orphans: Counter,
+    pub orphans: Total,
     /// Seconds between the engine's clock at its last live batch and ours when it was applied.
     pub lag_seconds: Gauge,
     /// Tokens per block, as the events say; 0: not known yet.
     pub block_tokens: Gauge,
     /// Times that this changed under way.
-    pub block_size_changes: Counter,
+    pub block_size_changes: Total,
 }
 
 impl HealthMetrics {
@@ -43,10 +43,10 @@ impl HealthMetrics {
             faults: each("kvspoa_replica_fault", "fault", faults),
             waiting_blocks: gauge!("kvspoa_index_waiting_blocks", &labels),
             unconfirmed_blocks: gauge!("kvspoa_index_unconfirmed_blocks", &labels),
-            orphans: counter!("kvspoa_index_orphans_total", &labels),
+            orphans: Total::new(counter!("kvspoa_index_orphans_total", &labels)),
             lag_seconds: gauge!("kvspoa_kv_event_lag_seconds", &labels),
             block_tokens: gauge!("kvspoa_kv_block_tokens", &labels),
-            block_size_changes: counter!("kvspoa_kv_block_size_changes_total", &labels),
+            block_size_changes: Total::new(counter!("kvspoa_kv_block_size_changes_total", &labels)),
         }
     }
 

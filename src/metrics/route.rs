@@ -1,6 +1,6 @@
 //! Decisions, what became of them, and the state of the pools.
 
-use super::{FeedLabels, HealthMetrics};
+use super::{FeedLabels, HealthMetrics, Total};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::time::Duration;
 
@@ -124,9 +124,9 @@ pub struct PoolMetrics {
     /// Bytes of the pool's index.
     pub index_bytes: Gauge,
     /// Pieces of prompts that were found in the cache of tokenized text.
-    pub token_cache_hits: Counter,
+    pub token_cache_hits: Total,
     /// Pieces that had to be tokenized.
-    pub token_cache_misses: Counter,
+    pub token_cache_misses: Total,
     /// Bytes of that cache, of the messages that were read lately and of whole prompts.
     pub token_cache_bytes: Gauge,
     /// Prompt tokens that a busy rank computes a second.
@@ -136,15 +136,15 @@ pub struct PoolMetrics {
     /// 1 while no prompt ever matched although the replicas publish blocks.
     pub nothing_matches: Gauge,
     /// Bookings that outlived their lease.
-    pub expired: Counter,
+    pub expired: Total,
     /// Choices that were not booked because too many bookings were there.
-    pub not_booked: Counter,
+    pub not_booked: Total,
     /// Choices that were not booked because the client had left before them.
-    pub ended_early: Counter,
+    pub ended_early: Total,
     /// Bookings ended because neither HAProxy nor the engine had their request any more.
-    pub lost: Counter,
+    pub lost: Total,
     /// Bookings moved to the rank that got their request instead.
-    pub moved: Counter,
+    pub moved: Total,
 }
 
 /// The state of one rank.
@@ -176,20 +176,28 @@ impl PoolMetrics {
     /// Registers the metrics with the process's recorder.
     #[must_use]
     pub fn register(pool: &str) -> Self {
+        let total = |name: &'static str| Total::new(counter!(name, "pool" => pool.to_owned()));
         Self {
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
-            token_cache_hits: counter!("kvspoa_token_cache_hits_total", "pool" => pool.to_owned()),
-            token_cache_misses: counter!("kvspoa_token_cache_misses_total", "pool" => pool.to_owned()),
+            token_cache_hits: total("kvspoa_token_cache_hits_total"),
+            token_cache_misses: total("kvspoa_token_cache_misses_total"),
             token_cache_bytes: gauge!("kvspoa_token_cache_bytes", "pool" => pool.to_owned()),
             prefill_rate: gauge!("kvspoa_prefill_tokens_per_second", "pool" => pool.to_owned()),
             model_context: gauge!("kvspoa_model_context_tokens", "pool" => pool.to_owned()),
             nothing_matches: gauge!("kvspoa_nothing_matches", "pool" => pool.to_owned()),
-            expired: counter!("kvspoa_bookings_expired_total", "pool" => pool.to_owned()),
-            not_booked: counter!("kvspoa_choices_not_booked_total", "pool" => pool.to_owned()),
-            ended_early: counter!("kvspoa_ended_before_choice_total", "pool" => pool.to_owned()),
-            lost: counter!("kvspoa_bookings_lost_total", "pool" => pool.to_owned()),
-            moved: counter!("kvspoa_bookings_moved_total", "pool" => pool.to_owned()),
+            expired: total("kvspoa_bookings_expired_total"),
+            not_booked: total("kvspoa_choices_not_booked_total"),
+            ended_early: total("kvspoa_ended_before_choice_total"),
+            lost: total("kvspoa_bookings_lost_total"),
+            moved: total("kvspoa_bookings_moved_total"),
         }
+    }
+
+    /// The pool is gone: nothing is true of it any more.
+    pub fn clear(&self) {
+        let Self { index_bytes, token_cache_bytes, prefill_rate, model_context, nothing_matches, .. } = self;
+        let gauges = [index_bytes, token_cache_bytes, prefill_rate, model_context, nothing_matches];
+        gauges.into_iter().for_each(|gauge| gauge.set(0.0));
     }
 }
 

@@ -11,18 +11,32 @@ const MAX_NAME_BYTES: usize = 256;
 /// The names by which requests ask for an adapter as their model: configured ones, and those that events name.
 #[derive(Debug, Default)]
 pub struct Adapters {
-    names: RwLock<Vec<Box<str>>>,
+    names: RwLock<Names>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    configured: Vec<Box<str>>,
+    learned: Vec<Box<str>>,
 }
 
 impl Adapters {
     pub(super) fn new(configured: &[String]) -> Self {
-        Self { names: RwLock::new(configured.iter().map(|name| name.as_str().into()).collect()) }
+        let adapters = Self::default();
+        adapters.configure(configured);
+        adapters
+    }
+
+    /// The configuration names these.
+    pub(super) fn configure(&self, configured: &[String]) {
+        self.names.write().configured = configured.iter().map(|name| name.as_str().into()).collect();
     }
 
     /// Whether a model of this name is an adapter.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
-        self.names.read().iter().any(|known| **known == *name)
+        let names = self.names.read();
+        names.configured.iter().chain(&names.learned).any(|known| **known == *name)
     }
 
     /// An event or the engine's list of models named an adapter.
@@ -30,9 +44,9 @@ impl Adapters {
         if name.len() > MAX_NAME_BYTES || self.contains(name) {
             return;
         }
-        let mut names = self.names.write();
-        if names.len() < MAX_LEARNED {
-            names.push(name.into());
+        let learned = &mut self.names.write().learned;
+        if learned.len() < MAX_LEARNED {
+            learned.push(name.into());
         }
     }
 }
@@ -49,6 +63,6 @@ mod tests {
         assert!(adapters.contains("chat"));
         adapters.learn(&"x".repeat(MAX_NAME_BYTES + 1));
         (0..2 * MAX_LEARNED).for_each(|n| adapters.learn(&n.to_string()));
-        assert_eq!(adapters.names.read().len(), MAX_LEARNED);
+        assert_eq!(adapters.names.read().learned.len(), MAX_LEARNED);
     }
 }

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -34,8 +34,9 @@ pub(super) struct Live {
     servers: ArcSwap<Servers>,
     /// What stands in for a word that is out of date.
     nothing: Arc<Servers>,
-    servers_fresh: Duration,
-    engines_fresh: Duration,
+    /// How long words count, in milliseconds.
+    servers_fresh_ms: AtomicU64,
+    engines_fresh_ms: AtomicU64,
 }
 
 /// The servers of a pool at one moment, by rank.
@@ -90,6 +91,10 @@ impl Layout {
     }
 }
 
+fn is_fresh(at: Instant, now: Instant, fresh_ms: &AtomicU64) -> bool {
+    now.saturating_duration_since(at) < Duration::from_millis(fresh_ms.load(Ordering::Relaxed))
+}
+
 fn told(number: &AtomicU32) -> Option<u32> {
     Some(number.load(Ordering::Relaxed)).filter(|number| *number > 0)
 }
@@ -121,24 +126,36 @@ impl EngineView {
 
 impl Live {
     pub(super) fn new(haproxy_poll: Duration, engine_poll: Duration) -> Self {
-        Self {
+        let live = Self {
             servers: ArcSwap::default(),
             nothing: Arc::default(),
-            servers_fresh: (haproxy_poll * POLLS_TO_MISS).max(MIN_SERVERS_FRESH),
-            engines_fresh: (engine_poll * POLLS_TO_MISS).max(MIN_ENGINES_FRESH),
-        }
+            servers_fresh_ms: AtomicU64::default(),
+            engines_fresh_ms: AtomicU64::default(),
+        };
+        live.set_polls(haproxy_poll, engine_poll);
+        live
+    }
+
+    /// They are asked so often from now on.
+    pub(super) fn set_polls(&self, haproxy_poll: Duration, engine_poll: Duration) {
+        let set = |fresh_ms: &AtomicU64, poll: Duration, least: Duration| {
+            let fresh = (poll * POLLS_TO_MISS).max(least).as_millis();
+            fresh_ms.store(u64::try_from(fresh).unwrap_or(u64::MAX), Ordering::Relaxed);
+        };
+        set(&self.servers_fresh_ms, haproxy_poll, MIN_SERVERS_FRESH);
+        set(&self.engines_fresh_ms, engine_poll, MIN_ENGINES_FRESH);
     }
 
     fn servers(&self, now: Instant) -> Arc<Servers> {
         let servers = self.servers.load();
-        let fresh = servers.at.is_some_and(|at| now.saturating_duration_since(at) < self.servers_fresh);
-        if fresh { Arc::clone(&servers) } else { Arc::clone(&self.nothing) }
+        let is_fresh = servers.at.is_some_and(|at| is_fresh(at, now, &self.servers_fresh_ms));
+        if is_fresh { Arc::clone(&servers) } else { Arc::clone(&self.nothing) }
     }
 
     fn engine(&self, rank: &Rank, now: Instant) -> Option<EngineView> {
         let view = rank.engine.load();
         let view = **view.as_ref()?;
-        (now.saturating_duration_since(view.at) < self.engines_fresh).then_some(view)
+        is_fresh(view.at, now, &self.engines_fresh_ms).then_some(view)
     }
 
     /// What was said of these ranks was said of others, who had their ids before.

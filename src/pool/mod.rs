@@ -5,6 +5,7 @@
 //! engines is swapped in whole and read without a lock.
 
 mod adapters;
+mod configure;
 mod doubts;
 mod live;
 mod loads;
@@ -15,6 +16,7 @@ mod renderers;
 mod served;
 mod silence;
 mod sink;
+mod table;
 #[cfg(test)]
 mod testing;
 mod turnover;
@@ -22,11 +24,13 @@ mod view;
 mod watch;
 
 pub use adapters::Adapters;
+pub use configure::PoolSettings;
 pub use live::{EngineView, ServerView, Servers};
 pub use lookup::{Lookup, Stream};
 pub use ranks::{PoolFull, Rank, Ranks, ServerRanks};
 pub use renderers::Renderers;
 pub use sink::{EventSink, FeedKey};
+pub use table::{PoolId, PoolTable, Pools};
 pub use view::{CacheView, Feed, FeedFault, RankState};
 pub use watch::{Matching, Watch};
 
@@ -34,6 +38,7 @@ use crate::{
     config,
     hash::HashKey,
     index::{Index, IndexConfig},
+    metrics::PoolMetrics,
     prompt::ModelError,
     replica::TokenChannels,
     select::Scheduler,
@@ -57,6 +62,8 @@ const USUAL_CONTEXT_TOKENS: u32 = 131_072;
 /// One pool: an HAProxy backend that serves one base model.
 #[derive(Debug)]
 pub struct Pool {
+    /// Its own among all pools that ever were.
+    pub id: PoolId,
     /// The HAProxy backend's name.
     pub backend: String,
     /// The key of the process's block hashes.
@@ -65,12 +72,14 @@ pub struct Pool {
     pub adapters: Adapters,
     /// How often prompts matched.
     pub matching: Matching,
+    /// Its metrics.
+    pub metrics: PoolMetrics,
     /// What the replicas must serve, once that is known.
     served: Mutex<Option<String>>,
     /// Whether the scheduler follows the answers of booked requests.
-    follows_answers: bool,
+    follows_answers: AtomicBool,
     /// The longest prompt that the engines take, in tokens: as configured, and as they tell; 0 is not known.
-    configured_context: Option<u32>,
+    configured_context: AtomicU32,
     told_context: AtomicU32,
     /// What the ranks' caches hold, as far as their events tell.
     pub caches: RwLock<CacheView>,
@@ -107,14 +116,16 @@ impl Pool {
         let index =
             Index::new(key.clone(), IndexConfig { max_bytes: index_max_bytes, ..IndexConfig::default() });
         Ok(Self {
+            id: PoolId::new(),
+            metrics: PoolMetrics::register(&pool.backend),
             backend: pool.backend.clone(),
             renderers: ArcSwap::from_pointee(renderers),
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),
             served: Mutex::new(pool.model.clone()),
             key: key.clone(),
-            follows_answers: scheduler.follows_answers(),
-            configured_context: pool.max_model_len,
+            follows_answers: scheduler.follows_answers().into(),
+            configured_context: pool.max_model_len.unwrap_or_default().into(),
             told_context: AtomicU32::default(),
             is_settled: AtomicBool::new(false),
             token_channels: TokenChannels::default(),
@@ -137,8 +148,8 @@ impl Pool {
     /// The same; `None` where nobody told.
     #[must_use]
     pub fn known_context(&self) -> Option<u32> {
-        let told = || Some(self.told_context.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0);
-        self.configured_context.or_else(told)
+        let known = |tokens: &AtomicU32| Some(tokens.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0);
+        known(&self.configured_context).or_else(|| known(&self.told_context))
     }
 
     /// An engine told of its longest prompt (vLLM `max_model_len`). Of several the longest counts.
@@ -195,12 +206,12 @@ mod tests {
 
     #[test]
     fn the_longest_prompt_is_the_configured_one_or_the_longest_told() {
-        let mut pool = testing::pool(1, 1);
+        let pool = testing::pool(1, 1);
         assert_eq!(pool.context_tokens(), USUAL_CONTEXT_TOKENS);
         pool.learn_context(32_768);
         pool.learn_context(4_096);
         assert_eq!(pool.context_tokens(), 32_768);
-        pool.configured_context = Some(8_192);
+        pool.configured_context.store(8_192, Ordering::Relaxed);
         pool.learn_context(1_000_000);
         assert_eq!(pool.context_tokens(), 8_192);
     }

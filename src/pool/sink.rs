@@ -1,22 +1,23 @@
 //! What the KV events do to a pool: the index follows them, and bookings see their prefill advance.
 
-use super::{CacheView, Pool};
+use super::{CacheView, Pool, PoolId, Pools};
 use crate::{
     events::{Batch, Doubt, FeedState, KvEvent, ResetReason, Sink, Stored},
     hash::HashKey,
     index::Index,
+    pulse::Pulse,
     units::{RankId, SequenceHash, Tier},
 };
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Names one rank's stream: the pool's place in the configuration and the rank in it.
+/// Names one rank's stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FeedKey {
-    /// The pool's place in the configuration.
-    pub pool: u16,
+    /// The pool.
+    pub pool: PoolId,
     /// The rank in it.
     pub rank: RankId,
 }
@@ -24,20 +25,28 @@ pub struct FeedKey {
 /// Hands events to the pools; lives on the events thread.
 #[derive(Debug)]
 pub struct EventSink {
-    pools: Vec<Arc<Pool>>,
+    pools: Arc<Pools>,
+    pulse: Arc<Pulse>,
     /// Memory for what a batch has stored behind what, used again by each.
     stored: Vec<(SequenceHash, SequenceHash)>,
 }
 
 impl EventSink {
-    /// A sink for these pools, whose places are the `pool` of the [`FeedKey`]s.
+    /// A sink for these pools.
     #[must_use]
-    pub const fn new(pools: Vec<Arc<Pool>>) -> Self {
-        Self { pools, stored: Vec::new() }
+    pub fn new(pools: Arc<Pools>) -> Self {
+        Self { pools, pulse: Arc::new(Pulse::new(Instant::now())), stored: Vec::new() }
     }
 
-    fn pool(&self, key: FeedKey) -> Option<&Pool> {
-        self.pools.get(usize::from(key.pool)).map(Arc::as_ref)
+    /// The sign that the thread which calls goes on.
+    #[must_use]
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    /// `None` of a pool that was taken away: its last events come to nothing.
+    fn pool(&self, key: FeedKey) -> Option<Arc<Pool>> {
+        self.pools.of_id(key.pool)
     }
 }
 
@@ -45,13 +54,13 @@ impl Sink for EventSink {
     type Key = FeedKey;
 
     fn apply(&mut self, key: FeedKey, seq: u64, batch: &Batch) -> Option<u64> {
-        let Self { pools, stored } = self;
-        let pool = pools.get(usize::from(key.pool))?;
+        let pool = self.pool(key)?;
+        let stored = &mut self.stored;
         // A clock before the epoch is no clock: the lag is then 0.
         let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let told_since = pool.apply(key.rank, seq, batch, now_seconds);
         stored.clear();
-        if pool.follows_answers {
+        if pool.follows_answers.load(Ordering::Relaxed) {
             links(&pool.caches.read().index, &pool.key, key.rank, batch, stored);
         }
         let mut scheduler = pool.scheduler.lock();
@@ -84,11 +93,12 @@ impl Sink for EventSink {
     }
 
     fn doubts(&mut self) -> Vec<(FeedKey, Doubt)> {
-        let of_pool = |(place, pool): (u16, &Arc<Pool>)| {
-            let key = move |(rank, doubt)| (FeedKey { pool: place, rank }, doubt);
-            pool.take_doubts().into_iter().map(key)
+        self.pulse.beat(Instant::now());
+        let of_pool = |pool: &Arc<Pool>| {
+            let id = pool.id;
+            pool.take_doubts().into_iter().map(move |(rank, doubt)| (FeedKey { pool: id, rank }, doubt))
         };
-        (0..).zip(&self.pools).flat_map(of_pool).collect()
+        self.pools.table().iter().flat_map(of_pool).collect()
     }
 
     fn removed(&mut self, key: FeedKey) {

@@ -47,6 +47,8 @@ pub struct Membership {
     configured: Vec<Replica>,
     /// Whether HAProxy, or the file, has told anything yet.
     told: bool,
+    /// What was told last, without what the configuration knows better.
+    listed: Vec<Replica>,
     known: Vec<Known>,
 }
 
@@ -67,12 +69,30 @@ impl Membership {
             ports: pool.event_ports.clone(),
             configured: pool.replicas.clone(),
             told: false,
+            listed: Vec::new(),
             known: Vec::new(),
         };
         if membership.source == ReplicaSource::Listed {
-            membership.take_list(pool.replicas.clone());
+            membership.take(pool.replicas.clone());
         }
         membership
+    }
+
+    /// Takes in what the configuration now says of the pool. Where the replicas are to come from elsewhere than before,
+    /// those that are known stay until that tells of others.
+    pub fn configure(&mut self, pool: &config::Pool) {
+        let is_same_source = self.source == pool.source;
+        self.source.clone_from(&pool.source);
+        self.ports.clone_from(&pool.event_ports);
+        self.configured.clone_from(&pool.replicas);
+        match self.source {
+            ReplicaSource::Listed => self.take(pool.replicas.clone()),
+            _ if is_same_source && self.told => {
+                let listed = std::mem::take(&mut self.listed);
+                self.take(listed);
+            }
+            _ => self.told &= is_same_source,
+        }
     }
 
     /// Takes in the servers of HAProxy's backend.
@@ -98,10 +118,14 @@ impl Membership {
 
     /// Takes in the list of the file.
     pub fn take_list(&mut self, replicas: Vec<Replica>) {
-        self.take(replicas);
+        // The last word of one that is followed no longer.
+        if matches!(self.source, ReplicaSource::File(_)) {
+            self.take(replicas);
+        }
     }
 
     fn take(&mut self, replicas: Vec<Replica>) {
+        self.listed.clone_from(&replicas);
         let with_override = |replica: Replica| match &self.source {
             ReplicaSource::Listed => replica,
             _ => match self.configured.iter().find(|configured| configured.server == replica.server) {

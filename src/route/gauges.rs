@@ -13,8 +13,10 @@ impl Router {
     /// Sets every gauge that follows from a pool's state. Called before the metrics are rendered, so that nothing of it
     /// is on the request path.
     pub fn refresh_gauges(&self) {
+        let _alone = self.refreshing.lock();
         let now = Instant::now();
-        for (pool, metrics) in &self.pools {
+        for pool in self.pools().iter() {
+            let metrics = &pool.metrics;
             let ranks = pool.ranks();
             refresh_servers(pool, &ranks, now);
             let (loads, histories, counts) = {

@@ -9,22 +9,23 @@ mod workers;
 
 pub use decision::{Chosen, Decision, Known, Stages, State};
 pub use explanation::Explanation;
-pub use readiness::Readiness;
+pub use readiness::{ConfigState, Readiness};
 pub use reason::{Outcome, Reason};
 pub use workers::{NotDone, Workers};
 
 use crate::{
-    metrics::{PoolMetrics, RouteMetrics},
-    pool::Pool,
+    metrics::RouteMetrics,
+    pool::{Pool, PoolTable, Pools},
     prompt,
     request::{Endpoint, RoutingRequest, body::BodyError, partial},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
     units::RequestId,
 };
+use arc_swap::ArcSwap;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -35,12 +36,24 @@ const BYTES_PER_TOKEN: usize = 4;
 /// All pools and what is needed to decide.
 #[derive(Debug)]
 pub struct Router {
-    pools: Vec<(Arc<Pool>, PoolMetrics)>,
-    by_backend: HashMap<String, usize>,
-    workers: Workers,
-    inline_bytes: usize,
-    deadline: Duration,
+    pools: Arc<Pools>,
+    limits: ArcSwap<RouteLimits>,
     metrics: RouteMetrics,
+    /// Held by who brings the pools' metrics up to date.
+    refreshing: Mutex<()>,
+    config_state: ArcSwap<ConfigState>,
+}
+
+/// What a request's way through the router is bounded by.
+#[derive(Clone, Debug)]
+pub struct RouteLimits {
+    /// The threads for long prompts.
+    pub workers: Workers,
+    /// Bodies up to this size, in bytes, are tokenized where they arrive.
+    pub inline_bytes: usize,
+    /// The time for one decision. After three quarters of it no prompt is begun or gone on with, so that there is time to
+    /// choose by what is known until then; the SPOP server bounds the whole.
+    pub deadline: Duration,
 }
 
 /// What [`Router::explain`] may add.
@@ -70,40 +83,51 @@ struct Prompt {
 }
 
 impl Router {
-    /// A router over these pools. After three quarters of `deadline` no prompt is begun or gone on with, so that there
-    /// is time to choose by what is known until then; the SPOP server bounds the whole.
+    /// A router over these pools.
     #[must_use]
-    pub fn new(pools: &[Arc<Pool>], workers: Workers, inline_bytes: usize, deadline: Duration) -> Self {
+    pub fn new(pools: Arc<Pools>, limits: RouteLimits) -> Self {
         let reasons: Vec<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
         Self {
-            by_backend: pools.iter().zip(0..).map(|(pool, at)| (pool.backend.clone(), at)).collect(),
-            pools: pools
-                .iter()
-                .map(|pool| (Arc::clone(pool), PoolMetrics::register(&pool.backend)))
-                .collect(),
-            workers,
-            inline_bytes,
-            deadline,
+            pools,
+            limits: ArcSwap::from_pointee(limits),
             metrics: RouteMetrics::register(&reasons),
+            refreshing: Mutex::default(),
+            config_state: ArcSwap::default(),
         }
     }
 
-    /// The pools, in the order of the configuration.
-    pub fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
-        self.pools.iter().map(|(pool, _)| pool)
-    }
-
-    fn pool(&self, backend: &str) -> Option<&Arc<Pool>> {
-        self.by_backend.get(backend).and_then(|at| self.pools.get(*at)).map(|(pool, _)| pool)
-    }
-
-    /// The pool, where there is only one.
+    /// The pools as they are now.
     #[must_use]
-    pub fn only_pool(&self) -> Option<&str> {
-        match &self.pools[..] {
-            [(pool, _)] => Some(&pool.backend),
-            _ => None,
-        }
+    pub fn pools(&self) -> Arc<PoolTable> {
+        self.pools.table()
+    }
+
+    /// The name of the pool, where there is only one.
+    #[must_use]
+    pub fn only_pool(&self) -> Option<String> {
+        self.pools.table().only().map(|pool| pool.backend.clone())
+    }
+
+    /// What `/readyz` says of the configuration.
+    #[must_use]
+    pub fn config_state(&self) -> ConfigState {
+        ConfigState::clone(&self.config_state.load())
+    }
+
+    /// Sets what `/readyz` says of the configuration.
+    pub fn set_config_state(&self, state: ConfigState) {
+        self.config_state.store(Arc::new(state));
+    }
+
+    /// The bounds as they are now.
+    #[must_use]
+    pub fn limits(&self) -> Arc<RouteLimits> {
+        self.limits.load_full()
+    }
+
+    /// Sets the bounds of requests that come from now on.
+    pub fn set_limits(&self, limits: RouteLimits) {
+        self.limits.store(Arc::new(limits));
     }
 
     /// Decides about a request and books the choice.
@@ -136,25 +160,27 @@ impl Router {
         request: RoutingRequest,
         options: ExplainOptions,
     ) -> Result<Explanation, UnknownPool> {
-        if self.pool(&request.pool).is_none() {
+        if self.pools.of_backend(&request.pool).is_none() {
             return Err(UnknownPool(request.pool));
         }
         Ok(self.run(request, Instant::now(), false).await.explanation(options.token_ids))
     }
 
     async fn run(&self, request: RoutingRequest, received: Instant, book: bool) -> Decision {
-        let Some(pool) = self.pool(&request.pool) else {
+        let Some(pool) = self.pools.of_backend(&request.pool) else {
             return Decision::none(Reason::UnknownPool, None);
         };
         if request.method != "POST" {
-            return Decision::none(Reason::NotPost, Some(Arc::clone(pool)));
+            return Decision::none(Reason::NotPost, Some(pool));
         }
-        let prompt = self.prompt(pool, &request, received + self.deadline * 3 / 4).await;
+        let prompt = self.prompt(&pool, &request, received).await;
         let prompted = Instant::now();
         let mut decision = match prompt {
-            Ok(prompt) => choose(pool, &request, Ok(prompt), book),
-            Err(reason) if reason.outcome() == Outcome::LoadOnly => choose(pool, &request, Err(reason), book),
-            Err(reason) => Decision::none(reason, Some(Arc::clone(pool))),
+            Ok(prompt) => choose(&pool, &request, Ok(prompt), book),
+            Err(reason) if reason.outcome() == Outcome::LoadOnly => {
+                choose(&pool, &request, Err(reason), book)
+            }
+            Err(reason) => Decision::none(reason, Some(pool)),
         };
         decision.stages.prompt = prompted - received;
         decision
@@ -181,8 +207,13 @@ impl Router {
         &self,
         pool: &Arc<Pool>,
         request: &RoutingRequest,
-        deadline: Instant,
+        received: Instant,
     ) -> Result<Prompt, Reason> {
+        let (deadline, workers) = {
+            let limits = self.limits.load();
+            let is_short = request.body.len() <= limits.inline_bytes;
+            (received + limits.deadline * 3 / 4, (!is_short).then(|| limits.workers.clone()))
+        };
         let endpoint = Endpoint::from_path(&request.path).ok_or_else(|| {
             let is_known = Endpoint::is_without_cache(&request.path);
             if is_known { Reason::NoPromptCache } else { Reason::UnknownEndpoint }
@@ -198,10 +229,10 @@ impl Router {
             content_length: request.content_length,
             until: deadline,
         };
-        if request.body.len() <= self.inline_bytes {
-            return preparing.run();
+        match workers {
+            None => preparing.run(),
+            Some(workers) => workers.run(deadline, move || preparing.run()).await?,
         }
-        self.workers.run(deadline, move || preparing.run()).await?
     }
 }
 

@@ -18,8 +18,28 @@ pub struct Readiness {
     /// Replicas that serve another model than their pool's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub other_model: Vec<String>,
+    /// The configuration that was read last.
+    #[serde(skip_serializing_if = "ConfigState::is_in_force")]
+    pub configuration: ConfigState,
     /// The ranks.
     pub ranks: Vec<RankReadiness>,
+}
+
+/// What of the configuration that was read last is not in force. It is no reason not to be ready.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct ConfigState {
+    /// Why it is not used at all; the one before is in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+    /// Keys of which the new values take a restart.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub takes_restart: Vec<&'static str>,
+}
+
+impl ConfigState {
+    fn is_in_force(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// One rank's stream.
@@ -45,7 +65,8 @@ impl Router {
         let mut ranks = Vec::new();
         let (mut discovering, mut other_model) = (Vec::new(), Vec::new());
         let mut ready = true;
-        for pool in self.pools() {
+        let pools = self.pools();
+        for pool in pools.iter() {
             let of_pool = pool.ranks();
             let is_settled = pool.is_settled.load(Ordering::Relaxed);
             ready &= is_settled;
@@ -70,7 +91,8 @@ impl Router {
             }
         }
         let nothing_matches =
-            self.pools().filter(|pool| pool.nothing_matches()).map(|pool| pool.backend.clone()).collect();
-        Readiness { ready, discovering, nothing_matches, other_model, ranks }
+            pools.iter().filter(|pool| pool.nothing_matches()).map(|pool| pool.backend.clone()).collect();
+        let configuration = self.config_state();
+        Readiness { ready, discovering, nothing_matches, other_model, configuration, ranks }
     }
 }

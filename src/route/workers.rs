@@ -8,6 +8,11 @@ use tokio::sync::Semaphore;
 pub struct Workers {
     places: Arc<Semaphore>,
     threads: Arc<Semaphore>,
+    thread_count: usize,
+}
+
+fn limit(n: usize) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(n.clamp(1, Semaphore::MAX_PERMITS)))
 }
 
 /// Why work was not done.
@@ -25,8 +30,13 @@ impl Workers {
     /// A pool of this size.
     #[must_use]
     pub fn new(threads: usize, queue: usize) -> Self {
-        let limit = |n: usize| Arc::new(Semaphore::new(n.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { places: limit(threads.saturating_add(queue)), threads: limit(threads) }
+        Self { places: limit(threads.saturating_add(queue)), threads: limit(threads), thread_count: threads }
+    }
+
+    /// The same threads with another queue, in which what waits or works in the other is not counted.
+    #[must_use]
+    pub fn with_queue(&self, queue: usize) -> Self {
+        Self { places: limit(self.thread_count.saturating_add(queue)), ..self.clone() }
     }
 
     /// Runs `work` on a thread of the pool. What waits past `deadline` is dropped, not started.

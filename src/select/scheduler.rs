@@ -136,6 +136,12 @@ impl Scheduler {
         }
     }
 
+    /// Weighs and counts by these from now on. Bookings, sessions and what was learned stay.
+    pub const fn configure(&mut self, policy: Policy, config: SchedulerConfig) {
+        self.policy = policy;
+        self.config = config;
+    }
+
     /// Sets the pool's ranks. The bookings of a rank that is not among them end; returns how many.
     pub fn set_ranks(&mut self, ranks: &[RankId], now: Instant) -> usize {
         let gone: Vec<RankId> = self.ranks.keys().filter(|rank| !ranks.contains(rank)).copied().collect();

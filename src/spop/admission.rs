@@ -1,6 +1,7 @@
 //! How many requests, and how many bytes of their bodies, may be in the agent at once.
 
 use crate::metrics::SpopMetrics;
+use arc_swap::ArcSwap;
 use metrics::Gauge;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +31,7 @@ pub struct AdmissionLimits {
 /// The budget that all connections share. A request is charged for its whole length before its body is read.
 #[derive(Debug)]
 pub struct Admission {
-    limits: AdmissionLimits,
+    limits: ArcSwap<AdmissionLimits>,
     requests: AtomicUsize,
     bytes: AtomicUsize,
     requests_gauge: Gauge,
@@ -42,12 +43,17 @@ impl Admission {
     #[must_use]
     pub fn new(limits: AdmissionLimits, metrics: &SpopMetrics) -> Self {
         Self {
-            limits,
+            limits: ArcSwap::from_pointee(limits),
             requests: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
             requests_gauge: metrics.in_flight.clone(),
             bytes_gauge: metrics.in_flight_bytes.clone(),
         }
+    }
+
+    /// Sets other limits. What is in flight beyond a lower one stays.
+    pub fn set_limits(&self, limits: AdmissionLimits) {
+        self.limits.store(Arc::new(limits));
     }
 
     /// Lets a request of so many payload bytes in.
@@ -56,7 +62,7 @@ impl Admission {
     ///
     /// The limit that stands against it.
     pub fn admit(self: &Arc<Self>, payload_bytes: usize) -> Result<Ticket, Refusal> {
-        take(&self.requests, 1, self.limits.requests).ok_or(Refusal::Requests)?;
+        take(&self.requests, 1, self.limits.load().requests).ok_or(Refusal::Requests)?;
         self.requests_gauge.increment(1.0);
         let mut ticket = Ticket { admission: Arc::clone(self), bytes: 0 };
         ticket.grow(payload_bytes)?;
@@ -79,10 +85,11 @@ impl Ticket {
     /// The limit that stands against it. The ticket stays as it was.
     pub fn grow(&mut self, more_bytes: usize) -> Result<(), Refusal> {
         let total = self.bytes.saturating_add(more_bytes);
-        if total > self.admission.limits.payload_bytes {
+        let limits = **self.admission.limits.load();
+        if total > limits.payload_bytes {
             return Err(Refusal::Payload);
         }
-        take(&self.admission.bytes, more_bytes, self.admission.limits.bytes).ok_or(Refusal::Bytes)?;
+        take(&self.admission.bytes, more_bytes, limits.bytes).ok_or(Refusal::Bytes)?;
         self.admission.bytes_gauge.increment(more_bytes as f64);
         self.bytes = total;
         Ok(())
@@ -133,6 +140,19 @@ mod tests {
         assert_eq!(admission.requests.load(Ordering::Relaxed), 1);
         drop(held);
         assert!(admission.admit(100).is_ok());
+    }
+
+    #[test]
+    fn other_limits_hold_for_those_that_come() {
+        let admission = admission(2, 100, 100);
+        let held = [admission.admit(40).expect("fits"), admission.admit(40).expect("fits")];
+        admission.set_limits(AdmissionLimits { requests: 1, bytes: 100, payload_bytes: 100 });
+        assert_eq!(admission.admit(1).err(), Some(Refusal::Requests));
+        admission.set_limits(AdmissionLimits { requests: 3, bytes: 90, payload_bytes: 100 });
+        assert_eq!(admission.admit(20).err(), Some(Refusal::Bytes));
+        drop(held);
+        assert!(admission.admit(90).is_ok());
+        assert_eq!(admission.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) struct Connection<H> {
 
 impl<H: Handler> Connection<H> {
     pub(super) fn new(stream: Stream, shared: Arc<Shared<H>>) -> Self {
-        let own = shared.config.max_frame_size;
+        let own = shared.config().max_frame_size;
         Self {
             stream,
             session: Session::new(own, Arc::clone(&shared.admission), Instant::now()),
@@ -78,7 +78,7 @@ impl<H: Handler> Connection<H> {
             tokio::select! {
                 biased;
                 () = &mut shutdown, if self.drain_until.is_none() => {
-                    self.drain_until = Some(Instant::now() + self.shared.config.drain);
+                    self.drain_until = Some(Instant::now() + self.shared.config().drain);
                     // What HAProxy sent before it could know is answered.
                     if self.read()? == Some(0) {
                         return Ok(());
@@ -136,7 +136,7 @@ impl<H: Handler> Connection<H> {
             }
             Event::Notify(notify) => {
                 metrics.notifies.increment(1);
-                self.in_flight.start(&self.shared.handler, notify, self.shared.config.deadline);
+                self.in_flight.start(&self.shared.handler, notify, self.shared.config().deadline);
             }
             Event::Shed(Refusal::Requests) => metrics.shed_requests.increment(1),
             Event::Shed(Refusal::Bytes) => metrics.shed_bytes.increment(1),
@@ -192,7 +192,7 @@ impl<H: Handler> Connection<H> {
 
     fn next_timer(&mut self) -> Option<Instant> {
         let stall = self.session.unfinished_since().into_iter().chain(self.unwritten_since).min();
-        let stall = stall.map(|since| since + self.shared.config.stall);
+        let stall = stall.map(|since| since + self.shared.config().stall);
         [self.in_flight.next_deadline(), stall, self.drain_until].into_iter().flatten().min()
     }
 
@@ -204,7 +204,7 @@ impl<H: Handler> Connection<H> {
             self.ack(id, &Actions::none());
         }
         let stalled =
-            |since: Option<Instant>| since.is_some_and(|since| since + self.shared.config.stall <= now);
+            |since: Option<Instant>| since.is_some_and(|since| since + self.shared.config().stall <= now);
         if (stalled(self.session.unfinished_since()) || stalled(self.unwritten_since))
             && let Some(event) = self.session.stalled()
         {

@@ -10,7 +10,7 @@
 //! | [`actions`], [`encode`] | what an answer says; frames → bytes |
 //! | [`admission`] | how many requests and body bytes may be in flight |
 //! | [`session`] | one connection without its socket: bytes and time in, events and bytes out |
-//! | [`listen`], [`server`] | sockets, one task a connection, deadlines, shutdown |
+//! | [`listen`], `slots`, [`server`] | sockets, places for connections, one task each, deadlines, shutdown |
 //!
 //! Left out: `async` (answers over another connection than the NOTIFY's), which HAProxy offers up to 3.0 and an agent
 //! need not take; and fragmented answers, which HAProxy cannot read.
@@ -29,6 +29,7 @@ pub mod listen;
 mod log_limit;
 pub mod server;
 pub mod session;
+mod slots;
 pub mod status;
 pub mod value;
 pub mod varint;
@@ -38,5 +39,5 @@ pub use decode::{Message, messages};
 pub use error::DecodeError;
 pub use handler::{Handler, Unanswered};
 pub use listen::ListenAddr;
-pub use server::{BindError, Server, ServerConfig};
+pub use server::{BindError, Server, ServerConfig, ServerLimits};
 pub use value::Value;

@@ -6,13 +6,15 @@ use super::frame::MIN_MAX_FRAME_SIZE;
 use super::handler::Handler;
 use super::listen::{self, ListenAddr, Listener};
 use super::log_limit::LogLimit;
+use super::slots::Slots;
 use crate::metrics::SpopMetrics;
+use crate::pulse::{self, Pulse};
+use arc_swap::ArcSwap;
 use metrics::Gauge;
 use socket2::Socket;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -81,17 +83,63 @@ pub enum BindError {
 pub struct Server {
     socket: Socket,
     addr: ListenAddr,
-    config: ServerConfig,
+    limits: ServerLimits,
     metrics: SpopMetrics,
+    pulse: Arc<Pulse>,
+}
+
+/// What a server keeps to, to be changed while it serves.
+#[derive(Clone, Debug)]
+pub struct ServerLimits {
+    config: Arc<ArcSwap<ServerConfig>>,
+    admission: Arc<Admission>,
+    slots: Arc<Slots>,
 }
 
 /// What the connections of one server have in common.
 pub(super) struct Shared<H> {
     pub(super) handler: Arc<H>,
-    pub(super) config: ServerConfig,
+    limits: ServerLimits,
     pub(super) admission: Arc<Admission>,
     pub(super) metrics: SpopMetrics,
     pub(super) log_limit: LogLimit,
+}
+
+impl<H> Shared<H> {
+    /// What holds now.
+    pub(super) fn config(&self) -> ServerConfig {
+        **self.limits.config.load()
+    }
+}
+
+impl ServerConfig {
+    const fn admission(&self) -> AdmissionLimits {
+        AdmissionLimits {
+            requests: self.max_in_flight,
+            bytes: self.max_in_flight_bytes,
+            payload_bytes: self.max_payload_bytes,
+        }
+    }
+}
+
+impl ServerLimits {
+    fn new(config: ServerConfig, metrics: &SpopMetrics) -> Self {
+        Self {
+            admission: Arc::new(Admission::new(config.admission(), metrics)),
+            slots: Arc::new(Slots::new(config.max_connections)),
+            config: Arc::new(ArcSwap::from_pointee(config)),
+        }
+    }
+
+    /// From now on the server keeps to these; a frame size below the protocol's minimum is taken as that. Connections
+    /// that are open keep the frame size that they agreed on, and stay if they are more than may be; what is in flight
+    /// stays likewise.
+    pub fn set(&self, config: ServerConfig) {
+        let max_frame_size = config.max_frame_size.max(MIN_MAX_FRAME_SIZE);
+        self.admission.set_limits(config.admission());
+        self.slots.set_limit(config.max_connections);
+        self.config.store(Arc::new(ServerConfig { max_frame_size, ..config }));
+    }
 }
 
 impl Server {
@@ -108,13 +156,26 @@ impl Server {
         }
         let (socket, addr) =
             listen::bind(addr).map_err(|source| BindError::Listen { addr: addr.clone(), source })?;
-        Ok(Self { socket, addr, config, metrics })
+        let pulse = Arc::new(Pulse::new(Instant::now()));
+        Ok(Self { socket, addr, limits: ServerLimits::new(config, &metrics), metrics, pulse })
     }
 
     /// Where the server listens, with the real port.
     #[must_use]
     pub const fn local_addr(&self) -> &ListenAddr {
         &self.addr
+    }
+
+    /// What it keeps to.
+    #[must_use]
+    pub fn limits(&self) -> ServerLimits {
+        self.limits.clone()
+    }
+
+    /// The sign that the loop which accepts connections goes round.
+    #[must_use]
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
     }
 
     /// Serves until `shutdown`, then stops accepting, lets NOTIFYs in flight end, takes leave of each connection with
@@ -124,17 +185,12 @@ impl Server {
     ///
     /// If the socket cannot be registered with the runtime.
     pub async fn serve<H: Handler>(self, handler: H, shutdown: CancellationToken) -> io::Result<()> {
-        let Self { socket, addr, config, metrics } = self;
+        let Self { socket, addr, limits, metrics, pulse } = self;
         let listener = Listener::new(socket, &addr)?;
-        let limits = AdmissionLimits {
-            requests: config.max_in_flight,
-            bytes: config.max_in_flight_bytes,
-            payload_bytes: config.max_payload_bytes,
-        };
         let shared = Arc::new(Shared {
             handler: Arc::new(handler),
-            config,
-            admission: Arc::new(Admission::new(limits, &metrics)),
+            admission: Arc::clone(&limits.admission),
+            limits,
             metrics,
             log_limit: LogLimit::default(),
         });
@@ -145,6 +201,7 @@ impl Server {
         tokio::select! {
             () = shutdown.cancelled() => {}
             () = accept_all(&listener, &shared, &connections, &connections_end) => {}
+            () = beat(&pulse) => {}
         }
         drop(listener);
         connections.close();
@@ -160,9 +217,8 @@ async fn accept_all<H: Handler>(
     connections: &TaskTracker,
     shutdown: &CancellationToken,
 ) {
-    let slots = Arc::new(Semaphore::new(shared.config.max_connections.min(Semaphore::MAX_PERMITS)));
-    // The semaphore is never closed, so there always is a slot in the end.
-    while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+    loop {
+        let slot = shared.limits.slots.take().await;
         match listener.accept().await {
             Ok(stream) => {
                 shared.metrics.accepted.increment(1);
@@ -181,6 +237,15 @@ async fn accept_all<H: Handler>(
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Beats for ever: as long as the task that accepts is run.
+async fn beat(pulse: &Pulse) {
+    let mut ticks = tokio::time::interval(pulse::PERIOD);
+    loop {
+        ticks.tick().await;
+        pulse.beat(Instant::now());
     }
 }
 

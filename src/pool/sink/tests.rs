@@ -46,7 +46,7 @@ impl Scene {
                 .expect("a pool"),
         );
         pool.join(&replica, Instant::now()).expect("room");
-        let sink = EventSink::new(vec![Arc::clone(&pool)]);
+        let sink = EventSink::new(Arc::new(Pools::new(vec![Arc::clone(&pool)])));
         Self { sink, pool, key, groups: Groups::default(), seq: 0 }
     }
 
@@ -56,10 +56,13 @@ impl Scene {
         scene
     }
 
-    const FEED: FeedKey = FeedKey { pool: 0, rank: RANK };
+    fn feed(&self) -> FeedKey {
+        FeedKey { pool: self.pool.id, rank: RANK }
+    }
 
     fn state(&mut self, state: FeedState) {
-        self.sink.state(Self::FEED, state, self.seq.checked_sub(1));
+        let feed = self.feed();
+        self.sink.state(feed, state, self.seq.checked_sub(1));
     }
 
     fn apply(&mut self, events: Value) -> Option<u64> {
@@ -67,7 +70,8 @@ impl Scene {
         let mut batch = Batch::new();
         batch.decode(&payload, &self.key, &mut self.groups).expect("decodes");
         self.seq += 1;
-        self.sink.apply(Self::FEED, self.seq - 1, &batch)
+        let feed = self.feed();
+        self.sink.apply(feed, self.seq - 1, &batch)
     }
 
     fn rank_state(&self) -> RankState {
@@ -200,7 +204,8 @@ fn a_degraded_rank_whose_blocks_have_turned_over_holds_only_what_was_told_since(
 fn another_process_starts_from_nothing() {
     let mut scene = Scene::exact();
     scene.apply(json!([stored(1, 4, &PROMPT)]));
-    scene.sink.reset(Scene::FEED, ResetReason::SequenceWentBack);
+    let feed = scene.feed();
+    scene.sink.reset(feed, ResetReason::SequenceWentBack);
     scene.apply(json!([stored(1, 2, &PROMPT)]));
     assert_eq!(scene.fault(), None, "another block size is no change of a new process");
     assert_eq!(scene.matched(&PROMPT, None), 4);
@@ -288,6 +293,7 @@ fn what_was_sent_counts_only_where_events_do_not_tell_all_and_is_forgotten_with_
     scene.state(FeedState::Degraded(DegradedReason::HistoryLost));
     assert_eq!(candidate(&scene), (true, 100));
     assert_eq!(blocks(&scene), 2);
-    scene.sink.reset(Scene::FEED, ResetReason::SequenceWentBack);
+    let feed = scene.feed();
+    scene.sink.reset(feed, ResetReason::SequenceWentBack);
     assert_eq!(blocks(&scene), 0);
 }

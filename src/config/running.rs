@@ -1,0 +1,126 @@
+//! A configuration that changes under a running agent: where it is read from, and what can't change.
+
+use super::{Config, ConfigError, Overrides, Place};
+use std::path::PathBuf;
+
+/// The largest file that is read, in bytes: thousands of replicas are some hundred KiB.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// Where the configuration comes from, each time that it is read.
+#[derive(Clone, Debug)]
+pub struct ConfigFile {
+    /// The file.
+    pub path: PathBuf,
+    /// What environment and flags lay over it, as they were when the process began.
+    pub overrides: Overrides,
+}
+
+impl ConfigFile {
+    /// Reads the file's text.
+    ///
+    /// # Errors
+    /// [`ConfigError::Read`].
+    pub fn read(&self) -> Result<String, ConfigError> {
+        read_bounded(&self.path, MAX_BYTES)
+            .map_err(|source| ConfigError::Read { path: self.path.clone(), source })
+    }
+
+    /// The configuration of such a text.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn parse(&self, text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, &self.path, &self.overrides)
+    }
+}
+
+/// Reads a text file, unless it is longer than `max_bytes`.
+///
+/// # Errors
+/// The operating system's, or that it is too long or no text.
+pub fn read_bounded(path: &std::path::Path, max_bytes: u64) -> std::io::Result<String> {
+    use std::io::{Error, Read};
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(max_bytes.saturating_add(1)).read_to_string(&mut text)?;
+    if text.len() as u64 > max_bytes {
+        return Err(Error::other(format!("longer than {max_bytes} bytes")));
+    }
+    Ok(text)
+}
+
+impl Config {
+    /// Keeps of the `running` configuration what a running agent can't change: what is bound or begun once. Returns the
+    /// keys of which this one says something else, which a restart would bring.
+    pub fn keep_fixed(&mut self, running: &Self) -> Vec<&'static str> {
+        fn keep<T: Clone + PartialEq>(
+            keys: &mut Vec<&'static str>,
+            key: &'static str,
+            new: &mut T,
+            running: &T,
+        ) {
+            if new != running {
+                keys.push(key);
+                new.clone_from(running);
+            }
+        }
+        let mut keys = Vec::new();
+        keep(&mut keys, "spop.listen", &mut self.spop.listen, &running.spop.listen);
+        keep(&mut keys, "admin.listen", &mut self.admin_listen, &running.admin_listen);
+        keep(&mut keys, "log.listen", &mut self.log_listen, &running.log_listen);
+        let (new, old) = (&mut self.haproxy, &running.haproxy);
+        keep(&mut keys, "haproxy.session_header", &mut new.session_header, &old.session_header);
+        keep(&mut keys, "prompt.threads", &mut self.prompt.threads, &running.prompt.threads);
+        keep(&mut keys, "select.seed", &mut self.select.seed, &running.select.seed);
+        keys
+    }
+
+    /// Whether both say the same, wherever it stands in their files.
+    #[must_use]
+    pub fn says_the_same_as(&self, other: &Self) -> bool {
+        let without_places = |config: &Self| {
+            let mut config = config.clone();
+            config.pools.iter_mut().for_each(|pool| pool.place = Place::default());
+            config
+        };
+        without_places(self) == without_places(other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn parse(text: &str) -> Config {
+        let pool = "\n[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s1\"\n";
+        Config::parse(&format!("{text}{pool}"), Path::new("k.toml"), &Overrides::default()).expect("valid")
+    }
+
+    #[test]
+    fn what_is_bound_or_begun_once_stays_and_is_named() {
+        let running = parse("");
+        for (line, key) in [
+            ("spop.listen = \"127.0.0.1:1\"", Some("spop.listen")),
+            ("admin.listen = \"127.0.0.1:1\"", Some("admin.listen")),
+            ("log.listen = \"127.0.0.1:1\"", Some("log.listen")),
+            ("haproxy.session_header = \"x-chat\"", Some("haproxy.session_header")),
+            ("prompt.threads = 1000", Some("prompt.threads")),
+            ("select.seed = 7", Some("select.seed")),
+            ("spop.deadline = \"100ms\"", None),
+            ("prompt.queue = 3", None),
+            ("index.max_bytes = \"2MiB\"", None),
+            ("select.policy = \"round_robin\"", None),
+            ("haproxy.poll = \"2s\"", None),
+        ] {
+            let mut new = parse(line);
+            assert!(!new.says_the_same_as(&running), "{line}");
+            assert_eq!(new.keep_fixed(&running), key.into_iter().collect::<Vec<_>>(), "{line}");
+            assert_eq!(new.says_the_same_as(&running), key.is_some(), "{line}");
+        }
+    }
+
+    #[test]
+    fn where_something_stands_in_the_file_is_no_difference() {
+        assert!(parse("# a remark\n\n").says_the_same_as(&parse("")));
+    }
+}
