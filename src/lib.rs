@@ -20,6 +20,7 @@
 //! | [`sim`] | a simulated replica, for the demo, tests and benchmarks |
 //! | [`hub`] | fetching models |
 //! | [`agent`] | binds everything, runs it, shuts it down |
+//! | [`doctor`] | proves the chain on the live system |
 //! | [`replay`] | workloads through modelled replicas in virtual time |
 //! | [`demo`], [`cli`] | the demonstration and the commands |
 
@@ -29,6 +30,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 pub mod events;
 pub mod haproxy_config;
 pub mod hash;

@@ -27,6 +27,8 @@ pub struct SpopMetrics {
     pub connections: Gauge,
     /// Connections accepted since the start.
     pub accepted: Counter,
+    /// HAProxy's largest frame as its last HELLO told, in bytes: `tune.bufsize` − 4. 0 before the first.
+    pub haproxy_frame_bytes: Gauge,
     /// Connections that could not be accepted, most likely for want of file descriptors.
     pub accept_errors: Counter,
     /// Health checks answered.
@@ -65,6 +67,7 @@ impl SpopMetrics {
         Self {
             connections: gauge!("kvspoa_spop_connections"),
             accepted: counter!("kvspoa_spop_connections_total"),
+            haproxy_frame_bytes: gauge!("kvspoa_spop_haproxy_frame_bytes"),
             accept_errors: counter!("kvspoa_spop_accept_errors_total"),
             health_checks: counter!("kvspoa_spop_health_checks_total"),
             protocol_errors: counter!("kvspoa_spop_protocol_errors_total"),

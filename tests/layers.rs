@@ -17,7 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["admin", "client", "sim"],
     &["hub"],
     &["agent"],
-    &["demo", "replay"],
+    &["demo", "doctor", "replay"],
     &["cli"],
 ];
 

@@ -4,8 +4,13 @@ mod explain;
 
 use crate::{
     agent,
-    config::{Config, ConfigError, ConfigFile, Overrides},
-    demo, haproxy_config, hub, replay, sim,
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let done = match command {
+        Command::Doctor(args) => return examine(&args),
+        Command::Run(args) => {
+            let file = ConfigFile { path: args.config, overrides: args.overrides };
+            agent::run(file).map_err(anyhow::Error::from)
+        }
 };
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
@@ -24,7 +29,7 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     /// What is logged to standard error: error, warn, info, debug, or per module as in `kvspoa::events=debug`
-    /// [default: info; of `demo`: warn]
+    /// [default: info; of `demo`: warn; of `doctor`: error]
     #[arg(long, global = true, env = "KVSPOA_LOG", value_name = "FILTER", display_order = 900)]
     log: Option<String>,
     /// Log as JSON, a line an event
@@ -42,6 +47,11 @@ enum Command {
     Run(ConfigArgs),
     /// Check a configuration file: prints one line and exits with 64 on a mistake
     Check(ConfigArgs),
+    /// Prove the chain on the live system, one line each with what to do
+    ///
+    /// Exit status: 0 if nothing is broken, else by the first broken link: 64 the configuration, 10 the agent, 11 HAProxy,
+    /// 12 the replicas, 13 their KV events, 14 the tokens, 15 the requests and their ends.
+    Doctor(DoctorCommand),
     /// Ask a running agent where a request would go, and why
     Explain(explain::ExplainArgs),
     /// Print what to add to HAProxy's configuration
@@ -78,6 +88,14 @@ struct ConfigArgs {
     overrides: Overrides,
 }
 
+#[derive(Args, Debug)]
+struct DoctorCommand {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    doctor: doctor::DoctorArgs,
+}
+
 impl ConfigArgs {
     fn load(&self) -> Result<Config, ConfigError> {
         Config::load(&self.config, &self.overrides)
@@ -100,6 +118,7 @@ pub fn main() -> ExitCode {
     };
     let log = cli.log.as_deref().unwrap_or(match cli.command {
         Command::Demo(_) => "warn",
+        Command::Doctor(_) => "error",
         _ => "info",
     });
     if let Err(error) = init_log(log, cli.log_json) {
@@ -107,7 +126,7 @@ pub fn main() -> ExitCode {
         return ExitCode::from(EXIT_USAGE);
     }
     match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("kvspoa: {}", one_line(&error));
             let usage = error.chain().any(|e| {
@@ -136,12 +155,19 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
+<<<<<<< HEAD
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Run(args) => {
             let file = ConfigFile { path: args.config, overrides: args.overrides };
             agent::run(file).map_err(anyhow::Error::from)
         }
+=======
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let done = match command {
+        Command::Doctor(args) => return examine(&args),
+        Command::Run(args) => agent::run(&args.load()?).map_err(anyhow::Error::from),
+>>>>>>> 13ab3ba (Doctor: the chain proved on the live system, one line a check with what to do)
         Command::Check(args) => {
             let config = args.load()?;
             let replicas: usize = config.pools.iter().map(|pool| pool.replicas.len()).sum();
@@ -162,7 +188,18 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Replica(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
         Command::Demo(args) => block_on(demo::run(args))?,
         Command::Replay(args) => Ok(replay::run(&args)?),
+    };
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+fn examine(args: &DoctorCommand) -> anyhow::Result<ExitCode> {
+    let report = block_on(doctor::examine(args.config.load(), &args.doctor))?;
+    if args.doctor.json {
+        println!("{:#}", report.json());
+    } else {
+        print!("{report}");
     }
+    Ok(ExitCode::from(report.exit_code()))
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {

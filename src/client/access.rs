@@ -1,6 +1,6 @@
 //! How the replicas of one pool are reached: certificates and API key.
 
-use super::{Answer, ClientError, Request, Tls, TlsError, exchange};
+use super::{Answer, Answering, ClientError, Request, Tls, TlsError, exchange};
 use crate::config::{HttpAccess, HttpAddr};
 use bytes::Bytes;
 use hyper::{Method, header, header::HeaderValue};
@@ -78,12 +78,28 @@ impl Access {
         self.send(addr, Request { method: Method::POST, body, ..Request::get(target) }, max_bytes).await
     }
 
-    async fn send(
+    /// Sends any request and reads no more than `max_bytes` of answer.
+    ///
+    /// # Errors
+    /// As [`Access::get`].
+    pub async fn send(
+        &self,
+        addr: &HttpAddr,
+        request: Request<'_>,
+        max_bytes: usize,
+    ) -> Result<Answer, ClientError> {
+        self.exchange(addr, request).await?.read(max_bytes).await
+    }
+
+    /// Sends any request and returns the answer as soon as its headers are there.
+    ///
+    /// # Errors
+    /// As [`Access::get`].
+    pub async fn exchange(
         &self,
         addr: &HttpAddr,
         mut request: Request<'_>,
-        max_bytes: usize,
-    ) -> Result<Answer, ClientError> {
+    ) -> Result<Answering, ClientError> {
         let tls = match &self.tls {
             _ if !self.force_tls.unwrap_or(addr.tls) => None,
             Ok(tls) => Some((tls, self.server_name.as_deref().unwrap_or_else(|| addr.host()))),
@@ -92,7 +108,7 @@ impl Access {
         if let Some(authorization) = &self.authorization {
             request.headers.push((header::AUTHORIZATION, authorization.clone()));
         }
-        exchange(addr.at.as_str(), tls, request).await?.read(max_bytes).await
+        exchange(addr.at.as_str(), tls, request).await
     }
 }
 

@@ -9,6 +9,7 @@ mod event;
 mod groups;
 
 mod msgpack;
+pub mod probe;
 mod sink;
 pub mod stream;
 mod subscriber;
@@ -22,4 +23,4 @@ pub use groups::Groups;
 pub use sink::Sink;
 pub use stream::{DegradedReason, Doubt, FeedState, ResetReason, SuspendReason};
 pub use subscriber::{AddError, Feed, SocketError, Subscriber, SubscriberConfig};
-pub use wire::BatchError;
+pub use wire::{BatchError, has_named_fields};

@@ -1,7 +1,8 @@
 //! The thread that listens to all replicas: sockets in, decoded batches out.
 //!
 //! One thread owns every socket (a ZMQ socket must stay on its thread), decodes and applies, so that batches are
-//! never copied or queued between threads. This module and those below it are the only users of the `zmq` crate.
+//! never copied or queued between threads. This module and those below it are the only users of the `zmq` crate here, beside
+//! [`super::probe`].
 
 mod replays;
 mod socket;
@@ -13,7 +14,7 @@ use super::stream::StreamLimits;
 use crate::hash::HashKey;
 use crate::metrics::FeedLabels;
 use parking_lot::Mutex;
-use socket::{LiveSocket, Replayer, SocketLimits};
+pub(super) use socket::{Link, LiveSocket, Received, Replayer, SocketLimits};
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
@@ -104,7 +105,7 @@ pub enum AddError {
 /// An error of the ZMQ library.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("{}", .0.message())]
-pub struct SocketError(zmq::Error);
+pub struct SocketError(pub(super) zmq::Error);
 
 /// The handle of the thread. Dropping it ends the thread.
 pub struct Subscriber<K> {

@@ -90,6 +90,15 @@ impl Field {
     }
 }
 
+/// Whether the batch's first event is a map (vLLM ≥ 0.24) rather than an array; `None` where there is none.
+#[must_use]
+pub fn has_named_fields(payload: &[u8]) -> Option<bool> {
+    let mut cursor = Cursor::new(payload);
+    cursor.array().ok()?;
+    cursor.seconds().ok()?;
+    (cursor.array().ok()? > 0).then(|| cursor.is_map())
+}
+
 #[derive(Clone, Copy)]
 enum Kind {
     Stored,

@@ -27,5 +27,6 @@ pub fn install() -> Result<PrometheusHandle, InstallError> {
         .build_recorder();
     let handle = recorder.handle();
     metrics::set_global_recorder(recorder)?;
+    metrics::gauge!("kvspoa_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     Ok(handle)
 }

@@ -53,16 +53,40 @@ impl Source {
     /// Where to subscribe, for an engine at `host`. One whose publisher connects is heard where we `listen`, by its topic.
     #[must_use]
     pub fn rank(&self, host: &str, listen: Option<&Endpoint>) -> Rank {
-        if !self.is_on || self.publisher.as_deref().is_some_and(|publisher| publisher != "zmq") {
+        if !self.publishes() {
             return Rank::default();
         }
         let replay = self.replay_endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, true));
-        let topic = self.topic.clone().filter(|topic| !topic.is_empty());
+        let topic = Some(self.topic()).filter(|topic| !topic.is_empty()).map(str::to_owned);
         if let (false, Some(listen), Some(topic)) = (self.binds(), listen, topic) {
             return Rank { events: Some(listen.clone()), replay, topic: Some(topic), ..Rank::default() };
         }
         let events = self.endpoint.as_deref().and_then(|endpoint| reach(endpoint, host, self.binds()));
         Rank { replay: replay.filter(|_| events.is_some()), events, ..Rank::default() }
+    }
+
+    /// Whether it publishes events by ZeroMQ.
+    #[must_use]
+    pub fn publishes(&self) -> bool {
+        self.is_on && self.publisher.as_deref().is_none_or(|publisher| publisher == "zmq")
+    }
+
+    /// Its PUB endpoint as the engine is configured.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<&str> {
+        self.endpoint.as_deref()
+    }
+
+    /// Its replay endpoint as the engine is configured.
+    #[must_use]
+    pub fn replay_endpoint(&self) -> Option<&str> {
+        self.replay_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty())
+    }
+
+    /// The topic under which it publishes.
+    #[must_use]
+    pub fn topic(&self) -> &str {
+        self.topic.as_deref().unwrap_or_default()
     }
 
     /// Where its publisher connects to, if it does.

@@ -29,6 +29,9 @@ pub struct ReplicaArgs {
     /// Topic under which KV events are published
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub topic: String,
+    /// Publish no KV events, as an engine that was not told to
+    #[arg(long)]
+    pub no_events: bool,
     /// How block hashes are written in KV events
     #[arg(long, value_enum, default_value_t = HashFormat::Int)]
     pub hash_format: HashFormat,
@@ -47,6 +50,12 @@ pub struct ReplicaArgs {
     /// Name of a LoRA adapter that can be asked for as a model; may be given several times
     #[arg(long = "lora", value_name = "NAME")]
     pub adapters: Vec<String>,
+    /// Key that requests under /v1 must bring, as in `Authorization: Bearer KEY`
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Tell the tokens of a request under its path followed by /render, as vLLM does with this option
+    #[arg(long)]
+    pub enable_scale_out: bool,
     /// Longest prompt and answer together, in tokens [default: what the cache holds, at most 131072]
     #[arg(long, value_name = "TOKENS")]
     pub max_model_len: Option<usize>,
@@ -56,6 +65,9 @@ pub struct ReplicaArgs {
     /// Size of a KV cache block, in tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub block_size: u32,
+    /// Size of a block that /metrics tells of, in tokens [default: the real one]
+    #[arg(long, value_name = "TOKENS")]
+    pub told_block_size: Option<u32>,
     /// KV cache blocks in device memory, of which one is set aside
     #[arg(long, value_name = "COUNT", default_value_t = 32_768, value_parser = clap::value_parser!(u32).range(2..=16_777_216))]
     pub blocks: u32,

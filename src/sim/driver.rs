@@ -101,7 +101,7 @@ impl Drop for Answers {
 /// Makes an engine's driver: the handle, and the future that runs it until `stop`.
 pub(super) fn drive(
     engine: Engine,
-    publisher: Publisher,
+    publisher: Option<Publisher>,
     stop: CancellationToken,
 ) -> (EngineHandle, impl Future<Output = ()>) {
     let (commands, inbox) = mpsc::unbounded_channel();
@@ -116,7 +116,8 @@ pub(super) fn drive(
 
 struct Driver {
     engine: Engine,
-    publisher: Publisher,
+    /// `None`: KV events are off.
+    publisher: Option<Publisher>,
     inbox: mpsc::UnboundedReceiver<Command>,
     outputs: HashMap<JobId, mpsc::UnboundedSender<Output>>,
     stats: watch::Sender<EngineStats>,
@@ -148,8 +149,8 @@ impl Driver {
             tokio::time::sleep_until(due).await;
             let report = self.engine.end_step();
             self.stats.send_replace(self.engine.stats());
-            if !report.events.is_empty() {
-                self.publisher.publish(report.events).await;
+            if let (false, Some(publisher)) = (report.events.is_empty(), &self.publisher) {
+                publisher.publish(report.events).await;
             }
             for output in report.outputs {
                 self.hand_out(output);

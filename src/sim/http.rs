@@ -9,7 +9,7 @@ use crate::request::body::{BodyError, Endpoint};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use std::convert::Infallible;
@@ -34,9 +34,22 @@ pub(super) struct Server {
     served: Arc<Served>,
     ranks: Vec<ServedRank>,
     cache: CacheInfo,
-    topic: String,
+    told: Told,
     started: u64,
     next_answer: AtomicU64,
+}
+
+/// What it says of itself, and to whom.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// The topic of its KV events.
+    pub(super) topic: String,
+    /// Whether it publishes any.
+    pub(super) publishes: bool,
+    /// Whether it tells requests' tokens under `/render`.
+    pub(super) renders: bool,
+    /// The key that requests under `/v1` must bring.
+    pub(super) api_key: Option<String>,
 }
 
 /// One data-parallel rank.
@@ -63,8 +76,8 @@ impl ServedRank {
 }
 
 impl Server {
-    pub(super) fn new(served: Served, ranks: Vec<ServedRank>, cache: CacheInfo, topic: String) -> Self {
-        Self { served: Arc::new(served), ranks, cache, topic, started: now(), next_answer: AtomicU64::new(1) }
+    pub(super) fn new(served: Served, ranks: Vec<ServedRank>, cache: CacheInfo, told: Told) -> Self {
+        Self { served: Arc::new(served), ranks, cache, told, started: now(), next_answer: AtomicU64::new(1) }
     }
 
     /// Answers one request. Errors are answers too.
@@ -74,6 +87,9 @@ impl Server {
     ) -> Result<Response<ReplyBody>, Infallible> {
         let (head, body) = request.into_parts();
         let query = head.uri.query().unwrap_or_default();
+        if !self.is_allowed(head.uri.path(), &head.headers) {
+            return Ok(json_reply(StatusCode::UNAUTHORIZED, &json!({ "error": "Unauthorized" })));
+        }
         let reply = match (&head.method, head.uri.path()) {
             (&Method::GET, "/health" | "/ping") => reply(StatusCode::OK, "text/plain", String::new()),
             (&Method::GET, "/version") => json_reply(StatusCode::OK, &json!({ "version": VLLM_VERSION })),
@@ -90,6 +106,9 @@ impl Server {
                 Err(reply) => reply,
                 Ok(body) => match (path, Endpoint::from_path(path)) {
                     ("/tokenize", _) => self.tokenize(body).await,
+                    ("/v1/chat/completions/render" | "/v1/completions/render", _) => {
+                        self.render(path, body).await
+                    }
                     (_, Some(endpoint)) => self.generate(endpoint, &head.headers, body).await,
                     _ => not_found(),
                 },
@@ -137,6 +156,34 @@ impl Server {
                 }),
             ),
             Err(error) => error_reply(&error),
+        }
+    }
+
+    /// vLLM asks for its key under /v1 alone.
+    fn is_allowed(&self, path: &str, headers: &HeaderMap) -> bool {
+        let Some(key) = self.told.api_key.as_ref().filter(|_| path.starts_with("/v1")) else { return true };
+        headers.get(AUTHORIZATION).is_some_and(|value| value.as_bytes() == format!("Bearer {key}").as_bytes())
+    }
+
+    /// What a request's prompt would be, without computing it.
+    async fn render(&self, path: &str, body: Bytes) -> Response<ReplyBody> {
+        let Some(endpoint) = path.strip_suffix("/render").and_then(Endpoint::from_path) else {
+            return not_found();
+        };
+        if !self.told.renders {
+            let why = json!({ "error": { "message": "needs --enable-scale-out", "code": 403 } });
+            return json_reply(StatusCode::FORBIDDEN, &why);
+        }
+        let served = Arc::clone(&self.served);
+        let generation = match off_the_loop(move || served.generation(endpoint, &body, None)).await {
+            Ok(generation) => generation,
+            Err(error) => return error_reply(&error),
+        };
+        let prompt = |prompt: &super::Prompt| json!({ "token_ids": ids(&prompt.tokens) });
+        let prompts: Vec<Value> = generation.prompts.iter().map(prompt).collect();
+        match (endpoint, prompts.first()) {
+            (Endpoint::ChatCompletions, Some(only)) => json_reply(StatusCode::OK, only),
+            _ => json_reply(StatusCode::OK, &Value::Array(prompts)),
         }
     }
 
@@ -188,14 +235,14 @@ impl Server {
     fn event_sources(&self) -> Value {
         let source = |rank: &ServedRank| {
             let source = json!({
-                "enable_kv_cache_events": true,
+                "enable_kv_cache_events": self.told.publishes,
                 "publisher": "zmq",
                 "endpoint": rank.configured_endpoint(),
                 "replay_endpoint": rank.replay_endpoint,
                 "buffer_steps": super::publisher::BUFFER_STEPS,
                 "hwm": super::publisher::HIGH_WATER_MARK,
                 "max_queue_size": super::publisher::MAX_QUEUE,
-                "topic": self.topic,
+                "topic": self.told.topic,
             });
             (rank.number.to_string(), source)
         };

@@ -8,6 +8,7 @@ use std::fmt::Write;
 pub(super) struct CacheInfo {
     pub(super) block_tokens: u32,
     pub(super) blocks: u32,
+    pub(super) has_cpu_tier: bool,
 }
 
 type Value = fn(&EngineStats) -> f64;
@@ -65,13 +66,21 @@ pub(super) fn render(model: &str, info: &CacheInfo, ranks: &[(u16, EngineStats)]
     }
     let name = "vllm:cache_config_info";
     let _ = writeln!(page, "# HELP {name} How the KV cache is laid out.\n# TYPE {name} gauge");
-    let CacheInfo { block_tokens, blocks } = info;
+    let CacheInfo { block_tokens, blocks, has_cpu_tier } = info;
     for (rank, _) in ranks {
         let _ = writeln!(
             page,
             "{name}{{block_size=\"{block_tokens}\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"{rank}\",\
              num_cpu_blocks=\"None\",num_gpu_blocks=\"{blocks}\",prefix_caching_hash_algo=\"sha256\"}} 1.0"
         );
+    }
+    if *has_cpu_tier {
+        // vLLM's is the pinned share, which is 0 on an idle engine; here nothing is ever pinned for long.
+        let name = "vllm:kv_offload_cpu_cache_usage_perc";
+        let _ = writeln!(page, "# HELP {name} Share of the CPU tier in use, 0 to 1.\n# TYPE {name} gauge");
+        for (rank, _) in ranks {
+            let _ = writeln!(page, "{name}{{engine=\"{rank}\",model_name=\"{model}\"}} 0.0");
+        }
     }
     page
 }
@@ -83,7 +92,7 @@ mod tests {
     #[test]
     fn each_rank_has_its_series_under_vllms_names() {
         let stats = |running| EngineStats { running, usage: 0.25, ..EngineStats::default() };
-        let info = CacheInfo { block_tokens: 16, blocks: 100 };
+        let info = CacheInfo { block_tokens: 16, blocks: 100, has_cpu_tier: false };
         let page = render("a\"b", &info, &[(0, stats(3)), (1, stats(4))]);
         for line in [
             r#"vllm:num_requests_running{engine="0",model_name="a\"b"} 3.0"#,

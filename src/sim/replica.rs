@@ -4,7 +4,7 @@ use super::args::{ReplicaArgs, endpoint_of_rank};
 use super::driver::drive;
 use super::engine::{Engine, EngineConfig};
 use super::events::Lora;
-use super::http::{ServedRank, Server};
+use super::http::{ServedRank, Server, Told};
 use super::metrics_page::CacheInfo;
 use super::publisher::{EndpointError, Publisher, PublisherConfig};
 use super::request::Served;
@@ -102,15 +102,18 @@ impl Replica {
         }
         let mut publishers = Vec::new();
         for rank in (args.rank..).take(args.ranks.into()) {
-            publishers.push((rank, Publisher::start(publisher_config(args, rank))?));
+            let wanted = publisher_config(args, rank);
+            let publisher = (!args.no_events).then(|| Publisher::start(wanted.clone())).transpose()?;
+            publishers.push((rank, publisher, wanted));
         }
         let mut stores = token_stores(args)?.into_iter();
         let stop = CancellationToken::new();
         let tasks = TaskTracker::new();
         let mut served_ranks = Vec::new();
-        for (number, publisher) in publishers {
-            let events_endpoint = publisher.events_endpoint().to_owned();
-            let replay_endpoint = publisher.replay_endpoint().to_owned();
+        for (number, publisher, wanted) in publishers {
+            let bound = publisher.as_ref();
+            let events_endpoint = bound.map_or(wanted.events, |bound| bound.events_endpoint().to_owned());
+            let replay_endpoint = bound.map_or(wanted.replay, |bound| bound.replay_endpoint().to_owned());
             let (engine, running) = drive(Engine::new(config.clone()), publisher, stop.clone());
             tasks.spawn(running);
             let events_connect = args.events_connect;
@@ -125,8 +128,18 @@ impl Replica {
         }
         let ranks = served_ranks.iter().map(endpoints).collect();
         let served = served(args, model, max_model_len);
-        let cache = CacheInfo { block_tokens: args.block_size, blocks: args.blocks };
-        let server = Arc::new(Server::new(served, served_ranks, cache, args.topic.clone()));
+        let cache = CacheInfo {
+            block_tokens: args.told_block_size.unwrap_or(args.block_size),
+            blocks: args.blocks,
+            has_cpu_tier: args.cpu_blocks > 0,
+        };
+        let told = Told {
+            topic: args.topic.clone(),
+            publishes: !args.no_events,
+            renders: args.enable_scale_out,
+            api_key: args.api_key.clone(),
+        };
+        let server = Arc::new(Server::new(served, served_ranks, cache, told));
         tasks.spawn(serve(listener, server, stop.clone(), tasks.clone()));
         Ok(Self { http_addr, ranks, stop, tasks })
     }

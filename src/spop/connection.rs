@@ -30,6 +30,8 @@ pub(super) struct Connection<H> {
     drain_until: Option<Instant>,
     /// Since when HAProxy has not read what we wrote.
     unwritten_since: Option<Instant>,
+    /// Whether HAProxy's HELLO was seen.
+    is_agreed: bool,
 }
 
 impl<H: Handler> Connection<H> {
@@ -42,6 +44,7 @@ impl<H: Handler> Connection<H> {
             shared,
             drain_until: None,
             unwritten_since: None,
+            is_agreed: false,
         }
     }
 
@@ -107,6 +110,12 @@ impl<H: Handler> Connection<H> {
         let now = Instant::now();
         while let Some(event) = self.session.next_event(now) {
             self.handle(event);
+        }
+        if !self.is_agreed
+            && let Some(bytes) = self.session.peer_max_frame_size()
+        {
+            self.is_agreed = true;
+            self.shared.metrics.haproxy_frame_bytes.set(bytes as f64);
         }
         Ok(bytes)
     }

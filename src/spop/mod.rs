@@ -9,6 +9,7 @@
 //! | [`decode`], [`hello`] | bytes → messages and key-value lists, borrowed; the handshake's terms |
 //! | [`actions`], [`encode`] | what an answer says; frames → bytes |
 //! | [`admission`] | how many requests and body bytes may be in flight |
+//! | [`client`] | HAProxy's side of a health check |
 //! | [`session`] | one connection without its socket: bytes and time in, events and bytes out |
 //! | [`listen`], `slots`, [`server`] | sockets, places for connections, one task each, deadlines, shutdown |
 //!
@@ -17,6 +18,7 @@
 
 pub mod actions;
 pub mod admission;
+pub mod client;
 mod connection;
 pub mod decode;
 pub mod encode;

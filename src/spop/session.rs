@@ -69,6 +69,8 @@ pub enum Close {
 pub struct Session {
     admission: Arc<Admission>,
     own_max_frame_size: u32,
+    /// HAProxy's, once it has told.
+    peer_max_frame_size: Option<u64>,
     state: State,
     input: BytesMut,
     reading: Reading,
@@ -126,6 +128,7 @@ impl Session {
         Self {
             admission,
             own_max_frame_size,
+            peer_max_frame_size: None,
             state: State::Hello,
             input: BytesMut::new(),
             reading: Reading::Header,
@@ -195,6 +198,12 @@ impl Session {
         if self.output.is_empty() && self.output.capacity() > KEEP_OUTPUT_BYTES {
             self.output = BytesMut::new();
         }
+    }
+
+    /// HAProxy's largest frame (`tune.bufsize` − 4), in bytes; `None` before its HELLO, and of a health check.
+    #[must_use]
+    pub const fn peer_max_frame_size(&self) -> Option<u64> {
+        self.peer_max_frame_size
     }
 
     /// Whether the session has ended; what is left of the output is still to be written.
@@ -367,6 +376,7 @@ impl Session {
             self.state = State::Closed;
             return Ok(Some(Event::Closed(Close::HealthCheck)));
         }
+        self.peer_max_frame_size = Some(hello.max_frame_size);
         self.state = State::Running { max_frame_size: terms.max_frame_size };
         Ok(None)
     }

@@ -276,7 +276,7 @@ pub(crate) struct AgentProcess {
     pub(crate) spop: SocketAddr,
     pub(crate) admin: SocketAddr,
     pub(crate) log: SocketAddr,
-    config: PathBuf,
+    pub(crate) config: PathBuf,
     child: Child,
 }
 

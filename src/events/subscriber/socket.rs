@@ -7,9 +7,9 @@ use zmq::{Context, DONTWAIT, Message, Result, Socket, SocketEvent};
 
 /// The limits of each socket.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SocketLimits {
-    pub(super) receive_queue: i32,
-    pub(super) message_bytes: i64,
+pub(in crate::events) struct SocketLimits {
+    pub(in crate::events) receive_queue: i32,
+    pub(in crate::events) message_bytes: i64,
 }
 
 /// A constant pace: the publisher is as likely back after an hour as after a second.
@@ -42,7 +42,7 @@ fn prepare(socket: &Socket, endpoint: &Endpoint, limits: &SocketLimits) -> Resul
 }
 
 /// Both ends of the line by which other threads wake the subscriber's.
-pub(super) fn wake_pair(context: &Context) -> Result<(Socket, Socket)> {
+pub(in crate::events) fn wake_pair(context: &Context) -> Result<(Socket, Socket)> {
     let (wake, woken) = (context.socket(zmq::PUSH)?, context.socket(zmq::PULL)?);
     wake.set_linger(0)?;
     woken.bind("inproc://wake")?;
@@ -51,32 +51,36 @@ pub(super) fn wake_pair(context: &Context) -> Result<(Socket, Socket)> {
 }
 
 /// Empties the line.
-pub(super) fn drain(woken: &Socket) {
+pub(in crate::events) fn drain(woken: &Socket) {
     while woken.recv_msg(DONTWAIT).is_ok() {}
 }
 
 /// A change of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Link {
+pub(in crate::events) enum Link {
     Up,
     Down,
 }
 
 /// The subscription to one publisher, with the news of its connection.
-pub(super) struct LiveSocket {
-    pub(super) events: Socket,
-    pub(super) monitor: Socket,
+pub(in crate::events) struct LiveSocket {
+    pub(in crate::events) events: Socket,
+    pub(in crate::events) monitor: Socket,
     replayer: Replayer,
 }
 
 /// Makes the sockets of replays.
-pub(super) struct Replayer {
+pub(in crate::events) struct Replayer {
     context: Context,
     limits: SocketLimits,
 }
 
 impl LiveSocket {
-    pub(super) fn open(context: &Context, endpoint: &Endpoint, limits: &SocketLimits) -> Result<Self> {
+    pub(in crate::events) fn open(
+        context: &Context,
+        endpoint: &Endpoint,
+        limits: &SocketLimits,
+    ) -> Result<Self> {
         static MONITORS: AtomicU64 = AtomicU64::new(0);
         let events = context.socket(zmq::SUB)?;
         prepare(&events, endpoint, limits)?;
@@ -96,7 +100,7 @@ impl LiveSocket {
     }
 
     /// The next change of the connection, if there is one.
-    pub(super) fn link_change(&self) -> Option<Link> {
+    pub(in crate::events) fn link_change(&self) -> Option<Link> {
         loop {
             // Two frames: u16 event and u32 value in the machine's byte order; the address.
             let event = self.monitor.recv_msg(DONTWAIT).ok()?;
@@ -115,7 +119,7 @@ impl LiveSocket {
     }
 
     /// The next live message: topic, sequence number, payload.
-    pub(super) fn receive(&self) -> Option<Received> {
+    pub(in crate::events) fn receive(&self) -> Option<Received> {
         Some(match &mut receive(&self.events)?[..] {
             [_, seq, payload] => batch(seq, payload),
             _ => Received::Rejected,
@@ -123,7 +127,7 @@ impl LiveSocket {
     }
 
     /// The next live message of any publisher, with its topic.
-    pub(super) fn receive_any(&self) -> Option<(Message, Received)> {
+    pub(in crate::events) fn receive_any(&self) -> Option<(Message, Received)> {
         let mut frames = receive(&self.events)?;
         let received = match &mut frames[..] {
             [_, seq, payload] => batch(seq, payload),
@@ -132,18 +136,18 @@ impl LiveSocket {
         Some((frames.swap_remove(0), received))
     }
 
-    pub(super) const fn replayer(&self) -> &Replayer {
+    pub(in crate::events) const fn replayer(&self) -> &Replayer {
         &self.replayer
     }
 }
 
 impl Replayer {
-    pub(super) fn new(context: &Context, limits: &SocketLimits) -> Self {
+    pub(in crate::events) fn new(context: &Context, limits: &SocketLimits) -> Self {
         Self { context: context.clone(), limits: *limits }
     }
 
     /// Asks a replay endpoint, on a socket of its own, for the batches from `from` on.
-    pub(super) fn request_replay(&self, endpoint: &Endpoint, from: u64) -> Result<ReplaySocket> {
+    pub(in crate::events) fn request_replay(&self, endpoint: &Endpoint, from: u64) -> Result<ReplaySocket> {
         let socket = self.context.socket(zmq::DEALER)?;
         prepare(&socket, endpoint, &self.limits)?;
         // A reconnected socket would wait for an answer that went to the old connection; a new request does better,
@@ -155,13 +159,13 @@ impl Replayer {
 }
 
 /// A replay that is under way.
-pub(super) struct ReplaySocket {
-    pub(super) socket: Socket,
+pub(in crate::events) struct ReplaySocket {
+    pub(in crate::events) socket: Socket,
 }
 
 impl ReplaySocket {
     /// The next message of the answer: an empty frame, the topic (vLLM ≥ 0.26), sequence number, payload.
-    pub(super) fn receive(&self) -> Option<Received> {
+    pub(in crate::events) fn receive(&self) -> Option<Received> {
         Some(match &mut receive(&self.socket)?[..] {
             [_, seq, payload] | [_, _, seq, payload] => batch(seq, payload),
             _ => Received::Rejected,
@@ -170,7 +174,7 @@ impl ReplaySocket {
 }
 
 /// A message, by what it is.
-pub(super) enum Received {
+pub(in crate::events) enum Received {
     Batch {
         seq: u64,
         payload: Message,

@@ -1,0 +1,27 @@
+//! HAProxy, by its runtime socket.
+
+use crate::{
+    config::SocketAddr,
+    doctor::facts::{HaproxyFacts, Info},
+    replica::{RuntimeSocket, Server, commands, parse_servers},
+};
+
+pub(super) async fn facts(addr: &SocketAddr) -> HaproxyFacts {
+    HaproxyFacts { socket: addr.to_string(), info: info(&RuntimeSocket::new(addr.clone())).await }
+}
+
+async fn info(socket: &RuntimeSocket) -> Result<Info, String> {
+    let answer = socket.ask("show info\n").await.map_err(|error| error.to_string())?;
+    let version = answer.lines().find_map(|line| line.strip_prefix("Version: "));
+    let version = version.ok_or_else(|| "what answers there is no runtime socket of HAProxy".to_owned())?;
+    let level = socket.ask("show cli level\n").await.ok();
+    let level = level.map(|level| level.trim().to_owned());
+    let level = level.filter(|level| matches!(level.as_str(), "user" | "operator" | "admin"));
+    Ok(Info { version: version.trim().to_owned(), level })
+}
+
+pub(super) async fn servers(addr: &SocketAddr, backend: &str) -> Result<Vec<Server>, String> {
+    let answer = RuntimeSocket::new(addr.clone()).ask(&commands(backend)).await;
+    let answer = answer.map_err(|error| error.to_string())?;
+    parse_servers(&answer, backend).map_err(|error| error.to_string())
+}

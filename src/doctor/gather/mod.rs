@@ -1,0 +1,79 @@
+//! All the I/O: asks everybody, and judges nothing.
+
+mod agent;
+mod haproxy;
+mod pool;
+mod question;
+mod replica;
+mod stream;
+mod through;
+
+use super::{DoctorArgs, facts::Facts};
+use crate::{
+    client::{Access, AccessError},
+    config::{self, Config},
+    prompt::{Model, ModelError, ModelOptions},
+};
+use std::sync::Arc;
+
+/// Why nothing can be gathered: the configuration names what cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
+    /// A model.
+    #[error("pool {pool}: model_dir: {source}")]
+    Model { pool: String, source: ModelError },
+    /// Certificates or a key.
+    #[error("pool {pool}: http: {source}")]
+    Access { pool: String, source: AccessError },
+}
+
+/// What is needed to ask the replicas of one pool.
+#[derive(Clone, Debug)]
+struct Means {
+    pool: Arc<config::Pool>,
+    model: Arc<Model>,
+    access: Access,
+    /// The agent's admin port, if it answers.
+    admin: Option<String>,
+    /// Whether a request may be sent to each rank.
+    asks: bool,
+}
+
+/// Everything that a configuration names.
+pub(super) async fn all(config: &Config, args: &DoctorArgs) -> Result<Facts, Unusable> {
+    let mut agent = agent::facts(config).await;
+    let haproxy = match &config.haproxy.socket {
+        Some(socket) => Some(haproxy::facts(socket).await),
+        None => None,
+    };
+    let mut pools = Vec::new();
+    let mut through = None;
+    for pool in &config.pools {
+        let unusable = |source| Unusable::Access { pool: pool.backend.clone(), source };
+        let means = Means {
+            access: Access::load(&pool.http).map_err(unusable)?,
+            model: Arc::new(model(pool)?),
+            pool: Arc::new(pool.clone()),
+            admin: agent.samples.is_ok().then(|| agent.admin.clone()),
+            asks: !args.passive,
+        };
+        pools.push(pool::facts(&means, config.haproxy.socket.as_ref(), agent.readiness.as_ref()).await);
+        if through.is_none()
+            && let Some(url) = &args.through
+        {
+            through = Some(through::facts(&means, url).await);
+        }
+    }
+    // With what our own requests have moved.
+    agent::refresh(&mut agent).await;
+    Ok(Facts { agent, haproxy, pools, through })
+}
+
+fn model(pool: &config::Pool) -> Result<Model, Unusable> {
+    let options = ModelOptions::from(&pool.rendering);
+    let loaded = match &pool.model_dir {
+        Some(dir) => Model::load_with(dir, options),
+        None => Model::embedded_with(options),
+    };
+    loaded.map_err(|source| Unusable::Model { pool: pool.backend.clone(), source })
+}
