@@ -4,13 +4,8 @@ mod explain;
 
 use crate::{
     agent,
-fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let done = match command {
-        Command::Doctor(args) => return examine(&args),
-        Command::Run(args) => {
-            let file = ConfigFile { path: args.config, overrides: args.overrides };
-            agent::run(file).map_err(anyhow::Error::from)
-        }
+    config::{Config, ConfigError, ConfigFile, Overrides},
+    demo, doctor, haproxy_config, hub, replay, sim,
 };
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, error::ErrorKind};
@@ -155,19 +150,13 @@ fn one_line(error: &anyhow::Error) -> String {
     line
 }
 
-<<<<<<< HEAD
-fn run(command: Command) -> anyhow::Result<()> {
-    match command {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let done = match command {
+        Command::Doctor(args) => return examine(&args),
         Command::Run(args) => {
             let file = ConfigFile { path: args.config, overrides: args.overrides };
             agent::run(file).map_err(anyhow::Error::from)
         }
-=======
-fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let done = match command {
-        Command::Doctor(args) => return examine(&args),
-        Command::Run(args) => agent::run(&args.load()?).map_err(anyhow::Error::from),
->>>>>>> 13ab3ba (Doctor: the chain proved on the live system, one line a check with what to do)
         Command::Check(args) => {
             let config = args.load()?;
             let replicas: usize = config.pools.iter().map(|pool| pool.replicas.len()).sum();
