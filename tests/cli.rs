@@ -35,6 +35,70 @@ fn check_accepts_a_good_file_and_says_what_it_read() {
     );
 }
 
+/// `kvspoa check` of a small file, with an environment of its own.
+fn check_with(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("kvspoa.toml");
+    std::fs::write(&path, "haproxy.socket = \"/h\"\n[[pool]]\nbackend = \"be\"\n").expect("written");
+    Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+        .args(["check", "--config", path.to_str().expect("UTF-8")])
+        .args(args)
+        .envs(variables.iter().copied())
+        .output()
+        .expect("the binary runs")
+}
+
+#[test]
+fn check_tells_each_value_and_where_it_came_from() {
+    let variables = [("KVSPOA_POLICY", "dynamo"), ("DYN_ROUTER_PREFILL_LOAD_SCALE", "2")];
+    let args = ["--json", "--deadline", "300ms"];
+    let output = check_with(&args, &variables);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let settings = told["settings"].as_array().expect("an array");
+    let of = |key: &str| {
+        let setting = settings.iter().find(|setting| setting["key"] == key);
+        let setting = setting.unwrap_or_else(|| panic!("no {key} in {told}"));
+        let place = setting["where"].as_str().expect("a place").to_owned();
+        (setting["value"].clone(), setting["from"].clone(), place)
+    };
+    let place = |value: Value, from: &str, place: &str| (value, json!(from), place.to_owned());
+    assert_eq!(of("spop.deadline"), place(json!("300ms"), "flag", "--deadline"));
+    assert_eq!(of("select.policy"), place(json!("dynamo"), "environment", "KVSPOA_POLICY"));
+    assert_eq!(
+        of("select.dynamo.prefill_load_scale"),
+        place(json!(2.0), "environment", "DYN_ROUTER_PREFILL_LOAD_SCALE")
+    );
+    assert_eq!(of("engine.poll"), place(json!("1s"), "default", "default"));
+    assert!(of("pool[be].backend").2.ends_with("kvspoa.toml:3"));
+
+    let output = check_with(&args[1..], &variables);
+    let said = text(&output.stdout);
+    let line =
+        |key: &str| said.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(
+        line("spop.deadline").split_whitespace().collect::<Vec<_>>(),
+        ["spop.deadline", "300ms", "--deadline"]
+    );
+}
+
+#[test]
+fn check_refuses_a_wrong_variable_and_warns_of_a_doubtful_one() {
+    for (name, value) in [("KVSPOA_SPOP_DEADLIN", "1s"), ("DYN_ROUTER_TEMPERATURE", "warm")] {
+        let output = check_with(&[], &[(name, value)]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains(name) && said.lines().count() == 1, "{said}");
+    }
+    let output = check_with(&[], &[("RAY_SERVE_SESSION_ID_HEADER", "x")]);
+    assert!(output.status.success());
+    assert!(
+        text(&output.stderr).starts_with("warning: RAY_SERVE_SESSION_ID_HEADER "),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
 #[test]
 fn check_refuses_a_bad_file_with_64_and_one_line_that_names_file_line_and_key() {
     for (config, place) in [

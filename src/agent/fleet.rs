@@ -19,7 +19,7 @@ use crate::{
     prompt::ModelError,
     replica::RuntimeSocket,
     route::{RouteLimits, Router, Workers},
-    select::{CostConfig, DynamoConfig, Policy, Scheduler, SchedulerConfig},
+    select::{CostConfig, Policy, Scheduler, SchedulerConfig},
     spop::{ServerConfig, ServerLimits},
 };
 use arc_swap::ArcSwap;
@@ -307,7 +307,7 @@ fn fetched_model(pool: &config::Pool) -> Option<String> {
 
 fn settings(config: &Config) -> PoolSettings {
     PoolSettings {
-        policy: policy(config.select.policy),
+        policy: policy(&config.select),
         scheduler: SchedulerConfig {
             lease: config.select.lease,
             follow_answers: config.select.decode_progress,
@@ -319,10 +319,10 @@ fn settings(config: &Config) -> PoolSettings {
     }
 }
 
-fn policy(name: PolicyName) -> Policy {
-    match name {
+fn policy(select: &config::Select) -> Policy {
+    match select.policy {
         PolicyName::Cost => Policy::Cost(CostConfig::default()),
-        PolicyName::Dynamo => Policy::Dynamo(DynamoConfig::default()),
+        PolicyName::Dynamo => Policy::Dynamo(select.dynamo.into()),
         PolicyName::LeastLoaded => Policy::LeastLoaded,
         PolicyName::RoundRobin => Policy::RoundRobin,
     }

@@ -17,7 +17,7 @@ pub use error::AgentError;
 
 use crate::{
     admin::Admin,
-    config::{Config, ConfigFile},
+    config::{Config, ConfigFile, Loaded},
     events::{Subscriber, SubscriberConfig},
     lifecycle::LogReceiver,
     metrics::{self, LogMetrics, SpopMetrics},
@@ -190,7 +190,7 @@ impl Agent {
 /// It did not start, or a socket failed.
 pub fn run(file: ConfigFile) -> Result<(), AgentError> {
     let text = file.read()?;
-    let config = file.parse(&text)?;
+    let config = taken(file.parse(&text)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .worker_threads(network_threads())
@@ -238,6 +238,14 @@ async fn stop_at_signal([mut terminate, mut interrupt]: [Signal; 2], stop: Cance
     tracing::warn!("ended by a second signal");
     // As a shell tells of a process that a signal has ended.
     std::process::exit(128 + signal);
+}
+
+/// Tells of what may be a mistake.
+fn taken(Loaded { config, warnings, .. }: Loaded) -> Config {
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+    config
 }
 
 /// At least two, on a single core too: a short prompt is tokenized on the thread that reads its connection, and sockets

@@ -74,7 +74,7 @@ impl Reloads {
     async fn reload(&mut self, text: Result<String, String>) -> Result<Reloaded, Refused> {
         let path = self.file.path.display();
         let text = text.map_err(|why| Refused::Unreadable(format!("{path}: cannot be read: {why}")))?;
-        let mut config = self.file.parse(&text)?;
+        let mut config = super::taken(self.file.parse(&text)?);
         let fixed = config.keep_fixed(self.fleet.config());
         // Prepared even if it says the same: files that it names, such as models and keys, may be others now.
         let is_same = config.says_the_same_as(self.fleet.config());

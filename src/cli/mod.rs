@@ -1,5 +1,6 @@
 //! The command line.
 
+mod check;
 mod explain;
 
 use crate::{
@@ -40,8 +41,9 @@ enum Command {
     /// SIGTERM and SIGINT finish the decisions in flight and end; a second one ends at once. Under systemd, readiness,
     /// reloads and a watchdog are told by NOTIFY_SOCKET.
     Run(ConfigArgs),
-    /// Check a configuration file: prints one line and exits with 64 on a mistake
-    Check(ConfigArgs),
+    /// Check a configuration file and print what holds: each key, its value, and where that came from.
+    /// Prints one line and exits with 64 on a mistake
+    Check(check::CheckArgs),
     /// Prove the chain on the live system, one line each with what to do
     ///
     /// Exit status: 0 if nothing is broken, else by the first broken link: 64 the configuration, 10 the agent, 11 HAProxy,
@@ -92,8 +94,13 @@ struct DoctorCommand {
 }
 
 impl ConfigArgs {
+    fn file(&self) -> Result<ConfigFile, ConfigError> {
+        let overrides = self.overrides.clone().with_environment(std::env::vars_os())?;
+        Ok(ConfigFile { path: self.config.clone(), overrides })
+    }
+
     fn load(&self) -> Result<Config, ConfigError> {
-        Config::load(&self.config, &self.overrides)
+        self.file()?.load().map(|loaded| loaded.config)
     }
 }
 
@@ -153,17 +160,8 @@ fn one_line(error: &anyhow::Error) -> String {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     let done = match command {
         Command::Doctor(args) => return examine(&args),
-        Command::Run(args) => {
-            let file = ConfigFile { path: args.config, overrides: args.overrides };
-            agent::run(file).map_err(anyhow::Error::from)
-        }
-        Command::Check(args) => {
-            let config = args.load()?;
-            let replicas: usize = config.pools.iter().map(|pool| pool.replicas.len()).sum();
-            agent::check(&config)?;
-            println!("{}: ok, {} pool(s), {replicas} replica(s)", args.config.display(), config.pools.len());
-            Ok(())
-        }
+        Command::Run(args) => agent::run(args.file()?).map_err(anyhow::Error::from),
+        Command::Check(args) => check::run(&args),
         Command::Explain(args) => block_on(explain::run(args))?,
         Command::Model(ModelCommand::Fetch(args)) => {
             let dir = block_on(hub::fetch(&args, |file| eprintln!("fetching {file}")))??;
@@ -219,6 +217,29 @@ fn init_log(filter: &str, json: bool) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::knobs;
+
+    /// Each variable that a command reads is in the table of knobs, but for those of Hugging Face.
+    #[test]
+    fn every_variable_of_the_command_line_is_in_the_table() {
+        fn variables(command: &clap::Command, found: &mut Vec<String>) {
+            let of_args = command.get_arguments().filter_map(clap::Arg::get_env);
+            found.extend(of_args.map(|name| name.to_string_lossy().into_owned()));
+            command.get_subcommands().for_each(|command| variables(command, found));
+        }
+        let mut found = Vec::new();
+        variables(&<Cli as clap::CommandFactory>::command(), &mut found);
+        assert!(found.len() > 5, "{found:?}");
+        for name in found {
+            let is_ours =
+                knobs::keys().chain(knobs::process()).any(|knob| knob.variable() == Some(name.clone()));
+            let is_foreign = knobs::FOREIGN.iter().any(|foreign| foreign.name == name);
+            assert!(
+                is_ours || is_foreign || name.starts_with("HF_"),
+                "{name} has no row in src/config/knobs"
+            );
+        }
+    }
 
     #[test]
     fn an_error_is_one_line_and_says_nothing_twice() {

@@ -27,6 +27,14 @@ pub enum ConfigError {
         /// What is wrong and what would be right.
         why: String,
     },
+    /// A flag or an environment variable is wrong.
+    #[error("{by}: {why}")]
+    Set {
+        /// Which one.
+        by: String,
+        /// What is wrong and what would be right.
+        why: String,
+    },
 }
 
 /// A place in a configuration file; shown as `FILE:LINE`.

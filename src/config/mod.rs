@@ -3,15 +3,20 @@
 //! `raw` is the file as written (serde, unknown keys refused); this module turns it into [`Config`], in which every
 //! value is checked, typed and ready to use.
 
+mod effective;
 mod error;
+pub mod knobs;
+mod overrides;
 mod raw;
 mod rendering;
 mod replicas;
 mod running;
 mod values;
 
+pub use effective::{Origin, Setting};
 pub use error::{ConfigError, Place};
-pub use raw::{DEFAULT_ADMIN, Overrides};
+pub use overrides::Overrides;
+pub use raw::DEFAULT_ADMIN;
 pub use rendering::{ContentFormat, Rendering, UtcOffset};
 pub use replicas::{
     EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
@@ -21,12 +26,14 @@ pub use values::{HostPort, HttpAddr, SocketAddr, Span};
 
 use crate::{lifecycle::LogListen, spop::ListenAddr};
 use raw::{RawConfig, RawPool, RawReplica};
+use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
     time::Duration,
 };
-use toml::Spanned;
+use toml::{Spanned, de::DeTable};
+use values::Count;
 
 /// A whole, validated configuration.
 #[derive(Clone, PartialEq, Debug)]
@@ -102,12 +109,32 @@ pub struct Select {
     pub seed: Option<u64>,
     /// Whether the answers of booked requests count as load, by the blocks that the engines store for them.
     pub decode_progress: bool,
+    /// The weights of [`PolicyName::Dynamo`].
+    pub dynamo: DynamoWeights,
+}
+
+/// The weights of Dynamo's formula, under its names.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DynamoWeights {
+    /// What a GPU block saves, in blocks.
+    pub overlap_score_credit: f64,
+    /// How fast that fades with a rank's excess of queued prefill.
+    pub overlap_score_credit_decay: f64,
+    /// The weight of prefill against decode.
+    pub prefill_load_scale: f64,
+    /// What a block in host memory saves, 0 to 1.
+    pub host_cache_hit_weight: f64,
+    /// What a block on disk saves, 0 to 1.
+    pub disk_cache_hit_weight: f64,
+    /// Blocks that each active request counts for besides its own.
+    pub decode_active_request_weight: f64,
+    /// 0 takes the lowest cost; higher draws more evenly.
+    pub router_temperature: f64,
 }
 
 /// The policies that can be named.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
 pub enum PolicyName {
     /// Queued and uncached tokens, weighted by how busy the pool is.
     #[default]
@@ -148,15 +175,25 @@ pub struct Pool {
     pub http: HttpAccess,
 }
 
+/// A configuration, and how it came about.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// What holds.
+    pub config: Config,
+    /// The same key by key, with where each value came from.
+    pub settings: Vec<Setting>,
+    /// What is no mistake for certain.
+    pub warnings: Vec<String>,
+}
+
 impl Config {
     /// Reads and validates the file at `path`, then lays `overrides` over it.
     ///
     /// # Errors
     /// Any mistake, as one line that names the file, the line and the key.
     pub fn load(path: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::parse(&text, path, overrides)
+        let file = ConfigFile { path: path.to_owned(), overrides: overrides.clone() };
+        file.load().map(|loaded| loaded.config)
     }
 
     /// Validates the text of a file; `path` serves messages and relative paths.
@@ -164,65 +201,104 @@ impl Config {
     /// # Errors
     /// As [`Config::load`].
     pub fn parse(text: &str, path: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
-        let mut raw: RawConfig =
-            toml::from_str(text).map_err(|error| ConfigError::from_toml(path, text, &error))?;
-        raw.apply(overrides);
-        let fail = |at: Span, key: &str, why: String| ConfigError::at(path, text, at, key, why);
-        if raw.pool.is_empty() {
-            return Err(ConfigError::Invalid {
-                place: Place { path: path.to_owned(), line: text.lines().count().max(1) },
-                key: "pool".to_owned(),
-                why: "no [[pool]] is configured: name the HAProxy backend and its replicas".to_owned(),
-            });
-        }
-        if let Some(pool) = raw.pool.get(MAX_POOLS) {
-            let why = format!("more than {MAX_POOLS} pools");
-            return Err(fail(pool.backend.span(), "backend", why));
-        }
-        let mut backends = HashSet::new();
-        for pool in &raw.pool {
-            unique(&mut backends, pool.backend.get_ref())
-                .map_err(|why| fail(pool.backend.span(), "backend", why))?;
-        }
-        let place = |at: Span| Place::of(path, text, at);
-        let has_socket = raw.haproxy.socket.is_some();
-        let pools = raw
-            .pool
-            .into_iter()
-            .map(|pool| build_pool(pool, has_socket, &place, &fail))
-            .collect::<Result<_, _>>()?;
-        Ok(Self {
-            spop: Spop {
-                listen: raw.spop.listen,
-                max_frame_bytes: raw.spop.max_frame_bytes.0 as u32,
-                max_connections: raw.spop.max_connections.0,
-                max_in_flight: raw.spop.max_in_flight.0,
-                max_bytes_in_flight: raw.spop.max_bytes_in_flight.0,
-                deadline: raw.spop.deadline.0,
-            },
-            admin_listen: raw.admin.listen,
-            log_listen: raw.log.listen,
-            haproxy: Haproxy {
-                socket: raw.haproxy.socket,
-                poll: raw.haproxy.poll.0,
-                session_header: raw.haproxy.session_header,
-            },
-            engine_poll: raw.engine.poll.0,
-            prompt: Prompt {
-                threads: raw.prompt.threads.map_or_else(default_threads, |count| count.0),
-                queue: raw.prompt.queue.0,
-                inline_bytes: raw.prompt.inline_bytes.0,
-            },
-            index_max_bytes: raw.index.max_bytes.0,
-            select: Select {
-                policy: raw.select.policy,
-                lease: raw.select.lease.0,
-                seed: raw.select.seed,
-                decode_progress: raw.select.decode_progress,
-            },
-            pools,
-        })
+        Loaded::parse(text, path, overrides).map(|loaded| loaded.config)
     }
+}
+
+impl Loaded {
+    /// As [`Config::parse`].
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, path: &Path, overrides: &Overrides) -> Result<Self, ConfigError> {
+        let wrong = |error: toml::de::Error| {
+            let set = error.span().and_then(|span| overrides.origin(&span, text.len()));
+            match set {
+                Some(set) => {
+                    ConfigError::Set { by: set.to_string(), why: error.message().replace('\n', " ") }
+                }
+                None => ConfigError::from_toml(path, text, &error),
+            }
+        };
+        let mut file = DeTable::parse(text).map_err(wrong)?;
+        overrides.lay_over(file.get_mut(), text.len())?;
+        let mut raw = RawConfig::deserialize(toml::Deserializer::from(file.clone())).map_err(wrong)?;
+        raw.prompt.threads.get_or_insert_with(|| Count(default_threads()));
+        let origin = |span: Span| match overrides.origin(&span, text.len()) {
+            Some(set) => set.clone(),
+            None => Origin::File(Place::of(path, text, span)),
+        };
+        let settings = effective::settings(&raw, file.get_ref(), &origin);
+        let config = build(raw, text, path)?;
+        let mut warnings = overrides.warnings().to_vec();
+        let is_of_dynamo = |setting: &&Setting| setting.key.starts_with("select.dynamo.");
+        if config.select.policy != PolicyName::Dynamo
+            && let Some(idle) =
+                settings.iter().filter(is_of_dynamo).find(|setting| setting.origin != Origin::Default)
+        {
+            warnings.push(format!("{}: has no effect unless select.policy is dynamo", idle.origin));
+        }
+        Ok(Self { config, settings, warnings })
+    }
+}
+
+fn build(raw: RawConfig, text: &str, path: &Path) -> Result<Config, ConfigError> {
+    let fail = |at: Span, key: &str, why: String| ConfigError::at(path, text, at, key, why);
+    if raw.pool.is_empty() {
+        return Err(ConfigError::Invalid {
+            place: Place { path: path.to_owned(), line: text.lines().count().max(1) },
+            key: "pool".to_owned(),
+            why: "no [[pool]] is configured: name the HAProxy backend and its replicas".to_owned(),
+        });
+    }
+    if let Some(pool) = raw.pool.get(MAX_POOLS) {
+        let why = format!("more than {MAX_POOLS} pools");
+        return Err(fail(pool.backend.span(), "backend", why));
+    }
+    let mut backends = HashSet::new();
+    for pool in &raw.pool {
+        unique(&mut backends, pool.backend.get_ref())
+            .map_err(|why| fail(pool.backend.span(), "backend", why))?;
+    }
+    let place = |at: Span| Place::of(path, text, at);
+    let has_socket = raw.haproxy.socket.is_some();
+    let pools = raw
+        .pool
+        .into_iter()
+        .map(|pool| build_pool(pool, has_socket, &place, &fail))
+        .collect::<Result<_, _>>()?;
+    Ok(Config {
+        spop: Spop {
+            listen: raw.spop.listen,
+            max_frame_bytes: raw.spop.max_frame_bytes.0 as u32,
+            max_connections: raw.spop.max_connections.0,
+            max_in_flight: raw.spop.max_in_flight.0,
+            max_bytes_in_flight: raw.spop.max_bytes_in_flight.0,
+            deadline: raw.spop.deadline.0,
+        },
+        admin_listen: raw.admin.listen,
+        log_listen: raw.log.listen,
+        haproxy: Haproxy {
+            socket: raw.haproxy.socket,
+            poll: raw.haproxy.poll.0,
+            session_header: raw.haproxy.session_header,
+        },
+        engine_poll: raw.engine.poll.0,
+        prompt: Prompt {
+            threads: raw.prompt.threads.map_or_else(default_threads, |count| count.0),
+            queue: raw.prompt.queue.0,
+            inline_bytes: raw.prompt.inline_bytes.0,
+        },
+        index_max_bytes: raw.index.max_bytes.0,
+        select: Select {
+            policy: raw.select.policy,
+            lease: raw.select.lease.0,
+            seed: raw.select.seed,
+            decode_progress: raw.select.decode_progress,
+            dynamo: raw.select.dynamo.into(),
+        },
+        pools,
+    })
 }
 
 /// Far above any site; what names a pool or a rank in the agent is 16 bits wide.

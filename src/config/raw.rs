@@ -1,13 +1,17 @@
-//! The configuration file as written. Every default stands here, with its reason.
+//! The configuration file as written. Every default stands here, with its reason; each key has a row in `knobs`.
+//!
+//! What is written here is read back (`Serialize`) to show what holds, and what the defaults are.
 
 use super::{
-    PolicyName,
+    DynamoWeights, PolicyName,
     rendering::Rendering,
     replicas::NodeRank,
-    values::{ByteSize, Count, Endpoints, HostPort, HttpAddr, ListenEndpoint, SocketAddr, Time, from_text},
+    values::{
+        ByteSize, Count, Endpoints, HostPort, HttpAddr, ListenEndpoint, SocketAddr, Time, Weight, text,
+    },
 };
 use crate::{haproxy_config, lifecycle::LogListen, spop::ListenAddr};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::{path::PathBuf, str::FromStr, time::Duration};
 use toml::Spanned;
 
@@ -18,41 +22,7 @@ const HOUR: u64 = 3600 * SECOND;
 /// Where the admin port is unless told otherwise: on loopback, as `/explain` takes prompts.
 pub const DEFAULT_ADMIN: &str = "127.0.0.1:9102";
 
-/// What environment and flags may override; flags win over the environment, both over the file.
-#[derive(clap::Args, Clone, Debug, Default)]
-pub struct Overrides {
-    /// Where HAProxy's SPOE filter connects: host:port or a unix socket path
-    #[arg(long, env = "KVSPOA_SPOP_LISTEN", value_name = "ADDR")]
-    pub spop_listen: Option<ListenAddr>,
-    /// Where metrics, health and /explain are served: host:port
-    #[arg(long, env = "KVSPOA_ADMIN_LISTEN", value_name = "ADDR")]
-    pub admin_listen: Option<HostPort>,
-    /// Where HAProxy sends its log lines: host:port (UDP) or a unix datagram socket path
-    #[arg(long, env = "KVSPOA_LOG_LISTEN", value_name = "ADDR")]
-    pub log_listen: Option<LogListen>,
-    /// How a replica is chosen
-    #[arg(long, env = "KVSPOA_POLICY", value_name = "POLICY", value_enum)]
-    pub policy: Option<PolicyName>,
-    /// Whether answers in the making count as load, by the blocks stored for them: 1 or 0
-    #[arg(long, env = "RAY_SERVE_LLM_ENABLE_DECODE_BLOCK_PROGRESS", value_name = "0|1", value_parser = is_one)]
-    pub decode_progress: Option<bool>,
-    /// Where HAProxy's runtime socket is: a path or host:port
-    #[arg(long, env = "KVSPOA_HAPROXY_SOCKET", value_name = "ADDR")]
-    pub haproxy_socket: Option<SocketAddr>,
-    /// The request header that names a session, where Ray's HAProxy asks; the name is Ray's
-    #[arg(long, env = "RAY_SERVE_SESSION_ID_HEADER_KEY", value_name = "HEADER", value_parser = haproxy_config::header_name)]
-    pub session_header: Option<String>,
-    /// The KV event port of a machine's first rank, for engines that cannot tell; the name is Ray's
-    #[arg(long, env = "KV_EVENTS_PORT_BASE", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub kv_events_port_base: Option<u16>,
-}
-
-/// As Ray reads its switches: what is not 1 is off.
-fn is_one(text: &str) -> Result<bool, std::convert::Infallible> {
-    Ok(text == "1")
-}
-
-#[derive(Deserialize, Debug, Default)]
+#[derive(Deserialize, Serialize, Debug, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawConfig {
     pub(super) spop: RawSpop,
@@ -66,32 +36,10 @@ pub(super) struct RawConfig {
     pub(super) pool: Vec<RawPool>,
 }
 
-impl RawConfig {
-    pub(super) fn apply(&mut self, overrides: &Overrides) {
-        fn replace<T: Clone>(value: &mut T, by: Option<&T>) {
-            if let Some(by) = by {
-                *value = by.clone();
-            }
-        }
-        replace(&mut self.spop.listen, overrides.spop_listen.as_ref());
-        replace(&mut self.admin.listen, overrides.admin_listen.as_ref());
-        replace(&mut self.log.listen, overrides.log_listen.as_ref());
-        replace(&mut self.select.policy, overrides.policy.as_ref());
-        replace(&mut self.haproxy.session_header, overrides.session_header.as_ref());
-        replace(&mut self.select.decode_progress, overrides.decode_progress.as_ref());
-        if overrides.haproxy_socket.is_some() {
-            self.haproxy.socket.clone_from(&overrides.haproxy_socket);
-        }
-        if let Some(port) = overrides.kv_events_port_base {
-            self.pool.iter_mut().for_each(|pool| pool.events.port_base = Count(port.into()));
-        }
-    }
-}
-
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawSpop {
-    #[serde(deserialize_with = "from_text")]
+    #[serde(with = "text")]
     pub(super) listen: ListenAddr,
     /// The protocol's minimum is 256.
     pub(super) max_frame_bytes: ByteSize<256, { 256 * MIB }>,
@@ -119,7 +67,7 @@ impl Default for RawSpop {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawAdmin {
     pub(super) listen: HostPort,
@@ -131,10 +79,10 @@ impl Default for RawAdmin {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawLog {
-    #[serde(deserialize_with = "from_text")]
+    #[serde(with = "text")]
     pub(super) listen: LogListen,
 }
 
@@ -145,7 +93,7 @@ impl Default for RawLog {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawHaproxy {
     pub(super) socket: Option<SocketAddr>,
@@ -156,6 +104,10 @@ pub(super) struct RawHaproxy {
 
 fn header<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        // As Ray has it: no header.
+        return Ok(text);
+    }
     haproxy_config::header_name(&text).map_err(serde::de::Error::custom)
 }
 
@@ -170,7 +122,7 @@ impl Default for RawHaproxy {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawEngine {
     pub(super) poll: Time<100, { 60 * SECOND }>,
@@ -183,7 +135,7 @@ impl Default for RawEngine {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawPrompt {
     pub(super) threads: Option<Count<1, 1024>>,
@@ -203,7 +155,7 @@ impl Default for RawPrompt {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawIndex {
     pub(super) max_bytes: ByteSize<MIB, { usize::MAX }>,
@@ -216,7 +168,7 @@ impl Default for RawIndex {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawSelect {
     pub(super) policy: PolicyName,
@@ -224,6 +176,49 @@ pub(super) struct RawSelect {
     pub(super) lease: Time<SECOND, { 720 * HOUR }>,
     pub(super) seed: Option<u64>,
     pub(super) decode_progress: bool,
+    pub(super) dynamo: RawDynamo,
+}
+
+/// The weights of Dynamo's formula. Each has Dynamo's own name.
+#[derive(Deserialize, Serialize, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawDynamo {
+    pub(super) overlap_score_credit: Weight<1_000>,
+    pub(super) overlap_score_credit_decay: Weight<1_000>,
+    pub(super) prefill_load_scale: Weight<1_000>,
+    pub(super) host_cache_hit_weight: Weight<1>,
+    pub(super) disk_cache_hit_weight: Weight<1>,
+    pub(super) decode_active_request_weight: Weight<1_000_000>,
+    pub(super) router_temperature: Weight<1_000>,
+}
+
+impl From<RawDynamo> for DynamoWeights {
+    fn from(raw: RawDynamo) -> Self {
+        Self {
+            overlap_score_credit: raw.overlap_score_credit.0,
+            overlap_score_credit_decay: raw.overlap_score_credit_decay.0,
+            prefill_load_scale: raw.prefill_load_scale.0,
+            host_cache_hit_weight: raw.host_cache_hit_weight.0,
+            disk_cache_hit_weight: raw.disk_cache_hit_weight.0,
+            decode_active_request_weight: raw.decode_active_request_weight.0,
+            router_temperature: raw.router_temperature.0,
+        }
+    }
+}
+
+impl Default for RawDynamo {
+    fn default() -> Self {
+        // Dynamo's (1.6.1).
+        Self {
+            overlap_score_credit: Weight(1.0),
+            overlap_score_credit_decay: Weight(0.0),
+            prefill_load_scale: Weight(1.0),
+            host_cache_hit_weight: Weight(0.75),
+            disk_cache_hit_weight: Weight(0.25),
+            decode_active_request_weight: Weight(0.0),
+            router_temperature: Weight(0.0),
+        }
+    }
 }
 
 impl Default for RawSelect {
@@ -235,11 +230,12 @@ impl Default for RawSelect {
             seed: None,
             // As Ray's. What it adds to the load is small against the prompts, in simulation.
             decode_progress: false,
+            dynamo: RawDynamo::default(),
         }
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawPool {
     pub(super) backend: Spanned<String>,
@@ -261,7 +257,7 @@ pub(super) struct RawPool {
     pub(super) overrides: Vec<RawReplica>,
 }
 
-#[derive(Deserialize, Debug, Default)]
+#[derive(Deserialize, Serialize, Debug, Default)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawHttp {
     pub(super) tls: Option<bool>,
@@ -272,7 +268,7 @@ pub(super) struct RawHttp {
     pub(super) api_key_file: Option<PathBuf>,
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawEvents {
     pub(super) port_base: Count<1, 65_535>,
@@ -294,7 +290,7 @@ impl Default for RawEvents {
     }
 }
 
-#[derive(Deserialize, Debug)]
+#[derive(Deserialize, Serialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawReplica {
     pub(super) server: Spanned<String>,

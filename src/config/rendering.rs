@@ -1,11 +1,11 @@
 //! How a pool's engines make prompts, as far as they were told by options: `[pool.prompt]`.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// What `vllm serve` was given that changes its prompts. Each key has vLLM's own name.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rendering {
     /// `--chat-template`, a file; absent: the model's own.
@@ -23,7 +23,7 @@ pub struct Rendering {
 }
 
 /// `auto`, `string` or `openai`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContentFormat {
     /// As the template shows by what it does with a message's content.
@@ -36,11 +36,19 @@ pub enum ContentFormat {
 }
 
 /// A distance from UTC: `+02:00`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct UtcOffset {
     /// Seconds east of UTC.
     pub seconds: i32,
+}
+
+impl From<UtcOffset> for String {
+    fn from(offset: UtcOffset) -> Self {
+        let sign = if offset.seconds < 0 { '-' } else { '+' };
+        let minutes = offset.seconds.unsigned_abs() / 60;
+        format!("{sign}{:02}:{:02}", minutes / 60, minutes % 60)
+    }
 }
 
 impl TryFrom<String> for UtcOffset {

@@ -5,7 +5,7 @@ use super::{
     values::{Count, Endpoints, HttpAddr, Span},
 };
 use crate::events::Endpoint;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
@@ -111,7 +111,7 @@ impl HttpAccess {
 }
 
 /// How the ranks of a machine are counted over several replicas.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NodeRank {
     /// In the order of the servers of the same host.

@@ -1,6 +1,6 @@
 //! A configuration that changes under a running agent: where it is read from, and what can't change.
 
-use super::{Config, ConfigError, Overrides, Place};
+use super::{Config, ConfigError, Loaded, Overrides, Place};
 use std::path::PathBuf;
 
 /// The largest file that is read, in bytes: thousands of replicas are some hundred KiB.
@@ -29,8 +29,16 @@ impl ConfigFile {
     ///
     /// # Errors
     /// As [`Config::parse`].
-    pub fn parse(&self, text: &str) -> Result<Config, ConfigError> {
-        Config::parse(text, &self.path, &self.overrides)
+    pub fn parse(&self, text: &str) -> Result<Loaded, ConfigError> {
+        Loaded::parse(text, &self.path, &self.overrides)
+    }
+
+    /// Reads the file and takes its configuration.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load(&self) -> Result<Loaded, ConfigError> {
+        self.parse(&self.read()?)
     }
 }
 

@@ -195,14 +195,6 @@ fn the_agent_answers_before_haproxy_gives_up() {
 }
 
 #[test]
-fn overrides_win_over_the_file() {
-    let overrides =
-        Overrides { admin_listen: Some("127.0.0.1:1".parse().expect("an address")), ..Overrides::default() };
-    let config = Config::parse(MINIMAL, Path::new("k.toml"), &overrides).expect("valid");
-    assert_eq!(config.admin_listen.as_str(), "127.0.0.1:1");
-}
-
-#[test]
 fn the_runtime_socket_is_a_path_or_an_address() {
     assert_eq!(parse(MINIMAL).expect("valid").haproxy.socket, None);
     let read = |text: &str| {

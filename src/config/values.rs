@@ -1,8 +1,9 @@
 //! The value types of the configuration file: sizes, times, addresses. Each reads itself from text and says what is
 //! wrong with it.
 
+use super::knobs::Bounded;
 use crate::events::Endpoint;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, marker::PhantomData, ops::Range, path::PathBuf, str::FromStr, time::Duration};
 
 /// A place in the file's text, in bytes.
@@ -35,6 +36,17 @@ impl<const LOW: usize, const HIGH: usize> FromStr for ByteSize<LOW, HIGH> {
     }
 }
 
+/// In the largest unit that leaves a whole number.
+impl<const LOW: usize, const HIGH: usize> fmt::Display for ByteSize<LOW, HIGH> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        match units.into_iter().find(|(bytes, _)| self.0 > 0 && self.0.is_multiple_of(*bytes)) {
+            Some((bytes, unit)) => write!(f, "{}{unit}", self.0 / bytes),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
 /// A length of time, from `LOW` to `HIGH` milliseconds: `"400ms"`, `"30s"`, `"5m"`, `"6h"`. The bounds keep sums of
 /// clocks and times from overflowing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +73,32 @@ impl<const LOW: u64, const HIGH: u64> FromStr for Time<LOW, HIGH> {
             return Err(format!("`{text}` must be from {low:?} to {high:?}"));
         }
         Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+/// In the largest unit that leaves a whole number.
+impl<const LOW: u64, const HIGH: u64> fmt::Display for Time<LOW, HIGH> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.0.as_millis();
+        let units = [(3_600_000, "h"), (60_000, "m"), (1_000, "s"), (1, "ms")];
+        let (unit, name) =
+            units.into_iter().find(|(unit, _)| millis.is_multiple_of(*unit)).unwrap_or((1, "ms"));
+        write!(f, "{}{name}", millis / unit)
+    }
+}
+
+/// A number that weighs something, from 0 to `HIGH`.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Weight<const HIGH: u32>(pub(super) f64);
+
+impl<'de, const HIGH: u32> Deserialize<'de> for Weight<HIGH> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = f64::deserialize(deserializer)?;
+        let high = f64::from(HIGH);
+        // Not a number is in no range.
+        let good = (0.0..=high).contains(&number);
+        good.then_some(Self(number))
+            .ok_or_else(|| de::Error::custom(format!("{number} must be from 0 to {high}")))
     }
 }
 
@@ -181,6 +219,12 @@ impl fmt::Display for SocketAddr {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ListenEndpoint(pub(super) Endpoint);
 
+impl fmt::Display for ListenEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 impl FromStr for ListenEndpoint {
     type Err = String;
 
@@ -191,7 +235,7 @@ impl FromStr for ListenEndpoint {
 }
 
 /// The endpoints of a replica's data-parallel ranks as the file has them: that of the first one, or a list of all.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(untagged, expecting = "an endpoint in quotes, or a list of one for each rank")]
 pub(super) enum Endpoints {
     First(String),
@@ -255,11 +299,32 @@ impl<'de, const LOW: u64, const HIGH: u64> Deserialize<'de> for Time<LOW, HIGH> 
     }
 }
 
+/// For a field whose type stands in a lower layer: as text, both ways.
+pub(super) mod text {
+    use serde::Serializer;
+    use std::fmt;
+
+    pub(in super::super) use super::from_text as deserialize;
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        value: &impl fmt::Display,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+}
+
 macro_rules! from_text {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 from_text(deserializer)
+            }
+        }
+
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
             }
         }
     )*};
@@ -295,5 +360,32 @@ impl<'de, const LOW: usize, const HIGH: usize> Deserialize<'de> for ByteSize<LOW
             }
         }
         deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl<const LOW: usize, const HIGH: usize> Serialize for Count<LOW, HIGH> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Bounded::new(self.0, LOW, HIGH).serialize(serializer)
+    }
+}
+
+impl<const LOW: usize, const HIGH: usize> Serialize for ByteSize<LOW, HIGH> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |bytes| Self(bytes).to_string();
+        let high = if HIGH == usize::MAX { String::new() } else { text(HIGH) };
+        Bounded::new(text(self.0), text(LOW), high).serialize(serializer)
+    }
+}
+
+impl<const LOW: u64, const HIGH: u64> Serialize for Time<LOW, HIGH> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = |millis| Self(Duration::from_millis(millis)).to_string();
+        Bounded::new(self.to_string(), text(LOW), text(HIGH)).serialize(serializer)
+    }
+}
+
+impl<const HIGH: u32> Serialize for Weight<HIGH> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Bounded::new(self.0, 0, HIGH).serialize(serializer)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::candidate::Candidate;
 use super::choose::Terms;
+use crate::config::DynamoWeights;
 
 /// Dynamo's parameters and their defaults.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -32,6 +33,20 @@ impl Default for DynamoConfig {
             disk_cache_hit_weight: 0.25,
             decode_active_request_weight: 0.0,
             router_temperature: 0.0,
+        }
+    }
+}
+
+impl From<DynamoWeights> for DynamoConfig {
+    fn from(weights: DynamoWeights) -> Self {
+        Self {
+            overlap_score_credit: weights.overlap_score_credit,
+            overlap_score_credit_decay: weights.overlap_score_credit_decay,
+            prefill_load_scale: weights.prefill_load_scale,
+            host_cache_hit_weight: weights.host_cache_hit_weight,
+            disk_cache_hit_weight: weights.disk_cache_hit_weight,
+            decode_active_request_weight: weights.decode_active_request_weight,
+            router_temperature: weights.router_temperature,
         }
     }
 }
@@ -91,9 +106,11 @@ impl DynamoConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Overrides};
     use crate::select::testing::{Pool, prompt};
     use crate::select::{Choice, Policy};
     use crate::units::RankId;
+    use std::path::Path;
 
     /// A prompt of 160 tokens, 10 blocks, of which rank 0 holds 4 on the GPU, 2 in host memory and 2 on disk, after
     /// another prompt of 320 tokens was booked on it.
@@ -122,6 +139,29 @@ mod tests {
         assert_eq!(costs(scaled), [48.0 + 30.0, 30.0]);
         let counted = DynamoConfig { decode_active_request_weight: 3.0, ..DynamoConfig::default() };
         assert_eq!(costs(counted), [24.0 + 30.0 + 3.0, 20.0]);
+    }
+
+    #[test]
+    fn the_configured_weights_are_dynamos_unless_told_otherwise() {
+        let weights = |more: &str| -> DynamoConfig {
+            let text = format!("haproxy.socket = \"/h\"\n{more}\n[[pool]]\nbackend = \"b\"\n");
+            let config = Config::parse(&text, Path::new("k.toml"), &Overrides::default()).expect("valid");
+            config.select.dynamo.into()
+        };
+        assert_eq!(weights(""), DynamoConfig::default());
+        let all = "[select.dynamo]\noverlap_score_credit = 1.5\noverlap_score_credit_decay = 0.25\n\
+                   prefill_load_scale = 2\nhost_cache_hit_weight = 0.5\ndisk_cache_hit_weight = 0.125\n\
+                   decode_active_request_weight = 3\nrouter_temperature = 0.75";
+        let expected = DynamoConfig {
+            overlap_score_credit: 1.5,
+            overlap_score_credit_decay: 0.25,
+            prefill_load_scale: 2.0,
+            host_cache_hit_weight: 0.5,
+            disk_cache_hit_weight: 0.125,
+            decode_active_request_weight: 3.0,
+            router_temperature: 0.75,
+        };
+        assert_eq!(weights(all), expected);
     }
 
     #[test]
