@@ -4,96 +4,20 @@ mod support;
 
 use kvspoa::sim::Replica;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
-use support::eventually;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use support::haproxy::{RUNTIME_SOCKET, for_each_binary};
 use support::http::{self, Connection};
+use support::load::{Load, Outcome};
 use support::road::{AgentProcess, POOL, Road, Setup, replica_args};
+use support::{eventually, held_by};
 
 const CHAT: &str = "/v1/chat/completions";
-
-/// Chats that go on for as long as the value lives.
-struct Load {
-    stop: Arc<AtomicBool>,
-    outcomes: Arc<Mutex<Vec<Outcome>>>,
-    clients: Vec<std::thread::JoinHandle<()>>,
-}
-
-#[derive(Clone, Debug)]
-struct Outcome {
-    began: Instant,
-    status: u16,
-    served: String,
-}
-
-impl Load {
-    fn start(http: SocketAddr) -> Self {
-        let (stop, outcomes) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
-        let client = |number: usize| {
-            let (stop, outcomes) = (Arc::clone(&stop), Arc::clone(&outcomes));
-            std::thread::spawn(move || {
-                for turn in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let text = format!("{number} asks {} of this ", turn % 5).repeat(30);
-                    let body = json!({ "messages": [{ "role": "user", "content": text }], "max_tokens": 4 });
-                    let began = Instant::now();
-                    let answer =
-                        http::send(http, &http::request("POST", CHAT, &[], body.to_string().as_bytes()));
-                    let served = answer.header("x-served-by").unwrap_or_default().to_owned();
-                    outcomes.lock().expect("no panic").push(Outcome {
-                        began,
-                        status: answer.status(),
-                        served,
-                    });
-                }
-            })
-        };
-        let clients = (0..4).map(client).collect();
-        Self { stop, outcomes, clients }
-    }
-
-    /// Requests that began after a moment, by the server that served them.
-    fn since(&self, moment: Instant) -> BTreeMap<String, usize> {
-        let mut served = BTreeMap::new();
-        for outcome in self.outcomes.lock().expect("no panic").iter().filter(|outcome| outcome.began > moment)
-        {
-            *served.entry(outcome.served.clone()).or_default() += 1;
-        }
-        served
-    }
-
-    /// Waits until a server has served a request that began from now on.
-    fn wait_for(&self, server: &str) {
-        let now = Instant::now();
-        eventually(&format!("{server} serves"), || self.since(now).contains_key(server).then_some(()));
-    }
-
-    fn wait_for_requests(&self, count: usize) -> BTreeMap<String, usize> {
-        let now = Instant::now();
-        eventually("requests go on", || {
-            let since = self.since(now);
-            (since.values().sum::<usize>() >= count).then_some(since)
-        })
-    }
-
-    fn end(self) -> Vec<Outcome> {
-        self.stop.store(true, Ordering::Relaxed);
-        for client in self.clients {
-            client.join().expect("no panic");
-        }
-        Arc::into_inner(self.outcomes).expect("all clients have ended").into_inner().expect("no panic")
-    }
-}
 
 fn replica_state(road: &Road, server: &str) -> Option<String> {
     let ranks = road.agent.ranks();
@@ -379,17 +303,6 @@ fn answer(generation: u32, port: u16) -> String {
         "Pid: 7\nUptime_sec: 9\n\n1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_port srv_use_ssl\n{states}\n\
          # pxname,svname,qcur,scur,slim,weight,bck\n{statistics}\n"
     )
-}
-
-/// What a process holds: threads, open files, resident memory in KiB.
-fn held_by(pid: u32) -> (usize, usize, usize) {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
-        line.trim().split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
-    };
-    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count();
-    (field("Threads:"), files, field("VmRSS:"))
 }
 
 #[test]

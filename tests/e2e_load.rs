@@ -120,13 +120,13 @@ fn a_full_server_is_left_for_a_free_one_and_of_full_ones_the_shorter_queue_is_ta
     });
 }
 
-#[test]
-fn a_reload_of_haproxy_under_load_costs_no_request_and_no_booking() {
+/// HAProxy is reloaded twice while requests run, some of which outlast the processes that took them.
+fn assert_reloads_cost_nothing(master_worker: bool) {
     for_each_binary(|haproxy| {
-        let mut road = Road::set_up(haproxy, &Setup { replicas: 3, ..patient() });
+        let mut road = Road::set_up(haproxy, &Setup { replicas: 3, master_worker, ..patient() });
         road.wait_for_polls();
         let slow = json!({ "prompt": "a long story ".repeat(50), "max_tokens": 20_000, "stream": true, "ignore_eos": true });
-        let long: Vec<Connection> = (0..3).map(|_| road.long_request(&slow)).collect();
+        let mut long: Vec<Connection> = (0..3).map(|_| road.long_request(&slow)).collect();
         let (http, stop, sent) = (road.http, AtomicBool::new(false), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for client in 0..4 {
@@ -147,23 +147,30 @@ fn a_reload_of_haproxy_under_load_costs_no_request_and_no_booking() {
                 eventually("requests go on", || (sent.load(Ordering::Relaxed) >= target).then_some(()));
             };
             more(50);
-            road.haproxy.reload();
-            more(50);
+            for count in [1.0, 2.0] {
+                road.haproxy.reload();
+                eventually("the agent has seen it", || {
+                    (road.agent.metric("kvspoa_haproxy_reloads_total") == count).then_some(())
+                });
+                more(50);
+                long.push(road.long_request(&slow));
+            }
             stop.store(true, Ordering::Relaxed);
         });
-        eventually("the agent has seen it", || {
-            (road.agent.metric("kvspoa_haproxy_reloads_total") == 1.0).then_some(())
-        });
-        // The new process does not count what the old one has; that proves nothing against it.
+        // The new process does not count what the old ones have; that proves nothing against it.
         let polls = || road.agent.metric("kvspoa_engine_reports_total");
         let enough = polls() + 30.0;
         eventually("ten polls of each engine", || (polls() >= enough).then_some(()));
-        assert_eq!(road.agent.metric("kvspoa_requests"), 3.0);
-        assert_eq!(road.haproxy.old_processes(), 1, "it still has the long ones");
+        assert_eq!(road.agent.metric("kvspoa_requests"), 5.0);
+        assert_eq!(road.haproxy.old_processes(), 2, "they still have the long ones");
+        // The first process ends with its last request, and those of the others stay booked.
+        long.drain(..3);
+        eventually("the first process ends", || (road.haproxy.old_processes() == 1).then_some(()));
+        eventually("its requests have ended", || (road.agent.metric("kvspoa_requests") == 2.0).then_some(()));
         drop(long);
         road.assert_no_load();
-        eventually("the old process ends", || (road.haproxy.old_processes() == 0).then_some(()));
-        let all = sent.load(Ordering::Relaxed) as f64 + 3.0;
+        eventually("the old processes end", || (road.haproxy.old_processes() == 0).then_some(()));
+        let all = sent.load(Ordering::Relaxed) as f64 + 5.0;
         let lines = || road.agent.metric_with("kvspoa_haproxy_log_lines_total", "kind=\"end\"");
         eventually("each request has its line", || (lines() == all).then_some(()));
         for other in ["kvspoa_bookings_lost_total", "kvspoa_bookings_expired_total"] {
@@ -174,6 +181,16 @@ fn a_reload_of_haproxy_under_load_costs_no_request_and_no_booking() {
         assert_eq!(road.post(COMPLETIONS, &unrelated(9)).status(), 200);
         assert_eq!(road.agent.metric("kvspoa_spop_notify_total"), asked + 1.0);
     });
+}
+
+#[test]
+fn reloads_of_haproxy_under_load_cost_no_request_and_no_booking() {
+    assert_reloads_cost_nothing(false);
+}
+
+#[test]
+fn reloads_by_haproxys_master_under_load_cost_no_request_and_no_booking() {
+    assert_reloads_cost_nothing(true);
 }
 
 #[test]

@@ -79,12 +79,20 @@ pub(crate) struct HaproxyProcess {
     arguments: Vec<OsString>,
     admin: PathBuf,
     output: PathBuf,
+    /// The workers so far, the present one last, where the process is a master.
+    workers: Vec<u32>,
+    is_master: bool,
 }
 
 impl HaproxyProcess {
     /// Starts HAProxy with these files and waits until it accepts connections. A further file of the test's own gives
     /// it a runtime socket, so that the configuration under test need not have one. `directory` is for such files.
     pub(crate) fn start(binary: &Binary, directory: &Path, files: &[&Path]) -> Self {
+        Self::start_as(binary, directory, files, false)
+    }
+
+    /// The same, as a master with a worker (`haproxy -W`) if wanted.
+    pub(crate) fn start_as(binary: &Binary, directory: &Path, files: &[&Path], is_master: bool) -> Self {
         let admin = directory.join(RUNTIME_SOCKET);
         let output = directory.join("output");
         let harness = directory.join("harness.cfg");
@@ -92,16 +100,24 @@ impl HaproxyProcess {
         fs::write(&harness, format!("global\n    {socket}\n")).expect("written");
         let files = [harness.as_path()].into_iter().chain(files.iter().copied());
         let files = files.flat_map(|file| [OsString::from("-f"), file.into()]);
-        let arguments: Vec<OsString> = [OsString::from("-db")].into_iter().chain(files).collect();
+        let mode = if is_master { &["-W", "-db"][..] } else { &["-db"] };
+        let arguments: Vec<OsString> = mode.iter().map(OsString::from).chain(files).collect();
         let child = spawn(&binary.path, &arguments, &output);
-        let before = Vec::new();
-        let mut process = Self { child, before, binary: binary.path.clone(), arguments, admin, output };
+        let (before, workers) = (Vec::new(), Vec::new());
+        let binary = binary.path.clone();
+        let mut process = Self { child, before, binary, arguments, admin, output, workers, is_master };
         process.wait_until_ready();
         process
     }
 
-    /// Reloads it: a new process takes the listening sockets over, and the old one finishes what it has.
+    /// Reloads it: a new process takes the listening sockets over, and the old one finishes what it has. A master is told
+    /// to, otherwise the new process is started by hand.
     pub(crate) fn reload(&mut self) {
+        if self.is_master {
+            super::road::signal(self.child.id(), "USR2");
+            self.wait_until_ready();
+            return;
+        }
         let old = self.child.id().to_string();
         let hand_over = ["-x".into(), self.admin.clone().into(), "-sf".into(), old.into()];
         let arguments: Vec<OsString> = self.arguments.iter().cloned().chain(hand_over).collect();
@@ -112,19 +128,24 @@ impl HaproxyProcess {
 
     /// How many of the processes that it has replaced still run.
     pub(crate) fn old_processes(&mut self) -> usize {
-        self.before
-            .iter_mut()
-            .filter_map(|child| child.try_wait().expect("a state").is_none().then_some(()))
-            .count()
+        let children = self.before.iter_mut();
+        let running = children.filter_map(|child| child.try_wait().expect("a state").is_none().then_some(()));
+        let workers = self.workers.split_last().map_or(&[][..], |(_, before)| before);
+        running.count() + workers.iter().filter(|worker| is_running(**worker)).count()
     }
 
     fn wait_until_ready(&mut self) {
-        let pid = format!("Pid: {}\n", self.child.id());
-        eventually("HAProxy is ready", || {
+        let process = eventually("HAProxy is ready", || {
             let ended = self.child.try_wait().expect("a state");
             assert!(ended.is_none(), "{} ended: {}", self.binary.display(), self.output());
-            self.try_command("show info").filter(|info| info.contains(&pid))
+            let info = self.try_command("show info")?;
+            let pid = info.lines().find_map(|line| line.strip_prefix("Pid: "))?.parse::<u32>().ok()?;
+            let is_new = if self.is_master { !self.workers.contains(&pid) } else { pid == self.child.id() };
+            is_new.then_some(pid)
         });
+        if self.is_master {
+            self.workers.push(process);
+        }
     }
 
     /// What it has written to its terminal.
@@ -173,8 +194,15 @@ fn spawn(binary: &Path, arguments: &[OsString], output: &Path) -> Child {
     command.spawn().expect("HAProxy starts")
 }
 
+fn is_running(pid: u32) -> bool {
+    // A worker that has ended stays in the table until its master has seen it.
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    !status.is_empty() && !status.contains("State:\tZ")
+}
+
 impl Drop for HaproxyProcess {
     fn drop(&mut self) {
+        // A master that is killed leaves no workers: they end when they see it gone.
         for child in self.before.iter_mut().chain([&mut self.child]) {
             let _ = child.kill();
             let _ = child.wait();

@@ -6,6 +6,7 @@ pub(crate) mod chats;
 pub(crate) mod feed_proxy;
 pub(crate) mod haproxy;
 pub(crate) mod http;
+pub(crate) mod load;
 pub(crate) mod log_sink;
 pub(crate) mod origin;
 pub(crate) mod publisher;
@@ -49,4 +50,15 @@ pub(crate) fn free_port() -> u16 {
 /// An address where nobody listens.
 pub(crate) fn nobody() -> SocketAddr {
     ([127, 0, 0, 1], free_port()).into()
+}
+
+/// What a process holds: threads, open files, resident memory in KiB.
+pub(crate) fn held_by(pid: u32) -> (usize, usize, usize) {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
+        line.trim().split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").count();
+    (field("Threads:"), files, field("VmRSS:"))
 }

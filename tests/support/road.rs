@@ -19,6 +19,9 @@ use super::{eventually, free_port, nobody};
 /// The backend, by which the agent knows its pool.
 pub(crate) const POOL: &str = "be_llm";
 
+/// Another backend, where requests with the header `x-pool: other` go.
+pub(crate) const OTHER_POOL: &str = "be_other";
+
 /// `tune.bufsize` unless a test wants another.
 const BUFSIZE: usize = 1 << 20;
 
@@ -62,6 +65,10 @@ pub(crate) struct Setup<'a> {
     pub(crate) server: fn(usize, SocketAddr) -> String,
     /// Whether to wait until the agent has heard all replicas.
     pub(crate) ready: bool,
+    /// Whether the last replica is the server `m1` of a backend of its own, [`OTHER_POOL`], of which the agent is not told.
+    pub(crate) other_pool: bool,
+    /// Whether HAProxy runs as master and worker.
+    pub(crate) master_worker: bool,
 }
 
 /// Where the agent hears a replica.
@@ -97,6 +104,8 @@ impl Default for Setup<'_> {
             agent: "",
             server: |_, address| address.to_string(),
             ready: true,
+            other_pool: false,
+            master_worker: false,
         }
     }
 }
@@ -127,7 +136,7 @@ impl Road {
         setup: &Setup,
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        let listed = if setup.servers.is_some() { &[][..] } else { &replicas };
+        let listed = if setup.servers.is_some() { &[][..] } else { of_pool(&replicas, setup) };
         let pool = if setup.told { pool(setup.pool, listed, feeds) } else { untold_pool(listed) };
         let agent = AgentProcess::start(directory.path(), &format!("{}{pool}", setup.agent));
         if setup.ready && setup.servers.is_none() {
@@ -136,7 +145,7 @@ impl Road {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let files = haproxy_files(directory.path(), address, &agent, &replicas, setup);
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
-        let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
+        let haproxy = HaproxyProcess::start_as(binary, directory.path(), &files, setup.master_worker);
         if setup.asks {
             haproxy.wait_for_server("kvspoa_agent", "agent", "UP");
         }
@@ -210,6 +219,14 @@ pub(crate) fn replica_args(flags: &[&str]) -> ReplicaArgs {
     <Cli as clap::Parser>::parse_from(fixed.iter().chain(flags)).replica
 }
 
+const OTHER_POOL_RULE: &str = "    use_backend be_other if { req.hdr(x-pool) other }\n";
+
+/// The replicas of [`POOL`].
+fn of_pool<'a>(replicas: &'a [Replica], setup: &Setup) -> &'a [Replica] {
+    let others = usize::from(setup.other_pool);
+    &replicas[..replicas.len() - others]
+}
+
 fn haproxy_files(
     dir: &Path,
     http: SocketAddr,
@@ -224,20 +241,26 @@ fn haproxy_files(
     let mut config = format!(
         "global\n    maxconn 2000\n    tune.bufsize {}\ndefaults\n    mode http\n    timeout client 120s\n    \
          timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
-         frontend fe\n    bind {http}\n    option httplog\n{}    default_backend {POOL}\n\
+         frontend fe\n    bind {http}\n    option httplog\n{}{}    default_backend {POOL}\n\
          backend {POOL}\n    balance {}\n    http-response set-header x-served-by %s\n    \
          http-response set-header x-kv-reason %[var(txn.kv.reason)]\n{}",
         setup.bufsize,
         form(Form::Frontend),
+        if setup.other_pool { OTHER_POOL_RULE } else { "" },
         setup.balance,
         form(Form::Backend),
     );
     config.push_str(setup.servers.unwrap_or_default());
-    let listed = if setup.servers.is_some() { &[] } else { replicas };
+    let listed = if setup.servers.is_some() { &[] } else { of_pool(replicas, setup) };
     for (number, replica) in listed.iter().enumerate() {
         let number = number + 1;
         let server = (setup.server)(number, replica.http_addr());
         writeln!(config, "    server s{number} {server}").expect("a string");
+    }
+    if let Some(other) = replicas.last().filter(|_| setup.other_pool) {
+        let (lines, at) = (form(Form::Backend), other.http_addr());
+        let reason = "http-response set-header x-kv-reason %[var(txn.kv.reason)]";
+        writeln!(config, "backend {OTHER_POOL}\n    {reason}\n{lines}    server m1 {at}").expect("a string");
     }
     vec![write(dir, "haproxy.cfg", &config), write(dir, "kvspoa-agent.cfg", &forms.text(Form::Agent))]
 }
@@ -277,20 +300,27 @@ pub(crate) struct AgentProcess {
     pub(crate) admin: SocketAddr,
     pub(crate) log: SocketAddr,
     pub(crate) config: PathBuf,
+    /// The lines about its own addresses.
+    addresses: String,
     child: Child,
 }
 
 impl AgentProcess {
     /// With these lines after those about its own addresses. HAProxy's runtime socket is the one of a test in `dir`.
     pub(crate) fn start(dir: &Path, config: &str) -> Self {
+        Self::start_with(dir, config, &[])
+    }
+
+    /// The same with these variables in its environment.
+    pub(crate) fn start_with(dir: &Path, config: &str, environment: &[(&str, &str)]) -> Self {
         let [spop, admin, log] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
-        let text = format!(
-            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n{config}",
+        let addresses = format!(
+            "spop.listen = \"{spop}\"\nadmin.listen = \"{admin}\"\nlog.listen = \"{log}\"\nhaproxy.socket = \"{}\"\n",
             dir.join(RUNTIME_SOCKET).display()
         );
-        let config = write(dir, "kvspoa.toml", &text);
-        let child = spawn(&config);
-        let agent = Self { spop, admin, log, config, child };
+        let config = write(dir, "kvspoa.toml", &format!("{addresses}{config}"));
+        let child = spawn(&config, environment);
+        let agent = Self { spop, admin, log, config, addresses, child };
         eventually("the agent answers", || std::net::TcpStream::connect(agent.admin).ok());
         agent
     }
@@ -308,15 +338,38 @@ impl AgentProcess {
 
     /// Starts it again with the same configuration.
     pub(crate) fn restart(&mut self) {
-        self.child = spawn(&self.config);
+        self.child = spawn(&self.config, &[]);
         self.wait_until_ready();
     }
 
     /// Ends it with SIGTERM and waits.
     pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs").success());
+        self.signal("TERM");
+        self.wait()
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         self.child.wait().expect("it ends")
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, name: &str) {
+        signal(self.child.id(), name);
+    }
+
+    /// Puts another configuration in the place of its file, in one step: these lines after those about its addresses.
+    /// Returns the file.
+    pub(crate) fn rewrite(&self, lines: &str) -> &Path {
+        let new = self.config.with_extension("new");
+        std::fs::write(&new, format!("{}{lines}", self.addresses)).expect("written");
+        std::fs::rename(&new, &self.config).expect("in place");
+        &self.config
+    }
+
+    /// What `/readyz` says, whatever its status.
+    pub(crate) fn readiness(&self) -> Value {
+        serde_json::from_slice(&http::get(self.admin, "/readyz").body).expect("JSON")
     }
 
     /// The process's number.
@@ -342,9 +395,7 @@ impl AgentProcess {
 
     /// `/readyz`, whatever its status.
     pub(crate) fn ranks(&self) -> Vec<Value> {
-        let answer = http::get(self.admin, "/readyz");
-        let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
-        json["ranks"].as_array().expect("a list").clone()
+        self.readiness()["ranks"].as_array().expect("a list").clone()
     }
 
     /// The sum over all labels of a metric.
@@ -386,13 +437,20 @@ fn log_file(config: &Path) -> PathBuf {
     config.with_extension("log")
 }
 
-fn spawn(config: &Path) -> Child {
+/// Sends a process a signal.
+pub(crate) fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status();
+    assert!(sent.expect("kill runs").success(), "{name} to {pid}");
+}
+
+fn spawn(config: &Path, environment: &[(&str, &str)]) -> Child {
     let log = std::fs::OpenOptions::new().append(true).create(true).open(log_file(config)).expect("a log");
     Command::new(env!("CARGO_BIN_EXE_kvspoa"))
         .arg("run")
         .arg("--config")
         .arg(config)
         .env("KVSPOA_LOG", "warn")
+        .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .stderr(log)
         .spawn()
