@@ -56,30 +56,33 @@ pub fn read_bounded(path: &std::path::Path, max_bytes: u64) -> std::io::Result<S
     Ok(text)
 }
 
+/// Keeps one value of the running configuration; whether the new one was another.
+type Keep = fn(&mut Config, &Config) -> bool;
+
+fn keep<T: Clone + PartialEq>(new: &mut T, running: &T) -> bool {
+    let differs = new != running;
+    new.clone_from(running);
+    differs
+}
+
+/// What is bound or begun once, by key: the rows of the table of knobs which take a restart.
+const FIXED: &[(&str, Keep)] = &[
+    ("spop.listen", |new, running| keep(&mut new.spop.listen, &running.spop.listen)),
+    ("admin.listen", |new, running| keep(&mut new.admin_listen, &running.admin_listen)),
+    ("log.listen", |new, running| keep(&mut new.log_listen, &running.log_listen)),
+    ("haproxy.session_header", |new, running| {
+        keep(&mut new.haproxy.session_header, &running.haproxy.session_header)
+    }),
+    ("prompt.threads", |new, running| keep(&mut new.prompt.threads, &running.prompt.threads)),
+    ("select.seed", |new, running| keep(&mut new.select.seed, &running.select.seed)),
+];
+
 impl Config {
-    /// Keeps of the `running` configuration what a running agent can't change: what is bound or begun once. Returns the
-    /// keys of which this one says something else, which a restart would bring.
+    /// Keeps of the `running` configuration what a running agent can't change. Returns the keys of which this one says
+    /// something else, which a restart would bring.
     pub fn keep_fixed(&mut self, running: &Self) -> Vec<&'static str> {
-        fn keep<T: Clone + PartialEq>(
-            keys: &mut Vec<&'static str>,
-            key: &'static str,
-            new: &mut T,
-            running: &T,
-        ) {
-            if new != running {
-                keys.push(key);
-                new.clone_from(running);
-            }
-        }
-        let mut keys = Vec::new();
-        keep(&mut keys, "spop.listen", &mut self.spop.listen, &running.spop.listen);
-        keep(&mut keys, "admin.listen", &mut self.admin_listen, &running.admin_listen);
-        keep(&mut keys, "log.listen", &mut self.log_listen, &running.log_listen);
-        let (new, old) = (&mut self.haproxy, &running.haproxy);
-        keep(&mut keys, "haproxy.session_header", &mut new.session_header, &old.session_header);
-        keep(&mut keys, "prompt.threads", &mut self.prompt.threads, &running.prompt.threads);
-        keep(&mut keys, "select.seed", &mut self.select.seed, &running.select.seed);
-        keys
+        let mut differs = |(key, keep): &(&'static str, Keep)| keep(self, running).then_some(*key);
+        FIXED.iter().filter_map(|fixed| differs(fixed)).collect()
     }
 
     /// Whether both say the same, wherever it stands in their files.
@@ -97,6 +100,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::knobs;
     use std::path::Path;
 
     fn parse(text: &str) -> Config {
@@ -125,6 +129,13 @@ mod tests {
             assert_eq!(new.keep_fixed(&running), key.into_iter().collect::<Vec<_>>(), "{line}");
             assert_eq!(new.says_the_same_as(&running), key.is_some(), "{line}");
         }
+    }
+
+    #[test]
+    fn the_table_of_knobs_says_which_they_are() {
+        let of_table = knobs::keys().filter(|knob| knob.takes_restart).map(|knob| knob.key);
+        let fixed: Vec<&str> = FIXED.iter().map(|(key, _)| *key).collect();
+        assert_eq!(fixed, of_table.collect::<Vec<_>>());
     }
 
     #[test]

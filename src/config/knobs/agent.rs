@@ -14,6 +14,7 @@ pub(super) const KEYS: &[Knob] = &[
         breaks: Wrong(
             "HAProxy finds no agent and balances by itself (`not_asked_total{reason=\"agent_down\"}`)",
         ),
+        takes_restart: true,
         ..PLAIN
     },
     Knob {
@@ -68,6 +69,7 @@ pub(super) const KEYS: &[Knob] = &[
         flag: Some("admin-listen"),
         what: "where metrics, health and `/explain` are served: `HOST:PORT`, without authentication",
         breaks: Wrong("on other than loopback, whoever reaches it can ask what is cached"),
+        takes_restart: true,
         ..PLAIN
     },
     Knob {
@@ -78,6 +80,7 @@ pub(super) const KEYS: &[Knob] = &[
         breaks: Wrong(
             "ends of requests are learned late, from HAProxy's and the engines' counts (`bookings_lost_total`)",
         ),
+        takes_restart: true,
         ..PLAIN
     },
     Knob {
@@ -105,6 +108,7 @@ pub(super) const KEYS: &[Knob] = &[
         what: "the request header that names a session, where Ray's HAProxy asks (`/internal/route`); empty: none. With our \
                lines in HAProxy it is the SPOE file's: `kvspoa haproxy-config spoe --session-header`",
         breaks: Wrong("conversations do not stay together where caches are equal"),
+        takes_restart: true,
         ..PLAIN
     },
     Knob {
@@ -123,6 +127,7 @@ pub(super) const KEYS: &[Knob] = &[
             "long prompts wait for a thread (`deadline` in `decisions_total`)",
             "they take HAProxy's cores",
         ),
+        takes_restart: true,
         ..PLAIN
     },
     Knob {
@@ -177,6 +182,7 @@ pub(super) const KEYS: &[Knob] = &[
         form: Form::Count("any"),
         what: "fixes the random choice among equals, for tests",
         breaks: Wrong("agents with the same seed choose alike"),
+        takes_restart: true,
         ..PLAIN
     },
     Knob {

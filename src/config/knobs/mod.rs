@@ -35,6 +35,8 @@ pub struct Knob {
     pub what: &'static str,
     /// What breaks.
     pub breaks: Breaks,
+    /// Whether another value takes a restart; any other is taken over while the agent runs.
+    pub takes_restart: bool,
 }
 
 /// What a wrong value does.
@@ -76,6 +78,7 @@ const PLAIN: Knob = Knob {
     unset: "none",
     what: "",
     breaks: Breaks::Wrong(""),
+    takes_restart: false,
 };
 
 /// The keys of the agent's file, in its order.

@@ -118,8 +118,9 @@ fn row(page: &mut String, knob: &Knob, default: Option<&Value>, bounds: Option<&
     let variable = knob.variable().filter(|_| !of_haproxy().iter().any(|other| other.key == knob.key));
     let names = variable.into_iter().chain(knob.foreign().map(|foreign| foreign.name.to_owned()));
     let by: Vec<String> = flag.into_iter().chain(names.map(|name| format!("`{name}`"))).collect();
-    let _ =
-        writeln!(page, "| `{key}` | {default} | {range} | {} | {breaks} | {} |", knob.what, by.join(", "));
+    let restart = if knob.takes_restart { ". Takes a restart" } else { "" };
+    let (what, by) = (knob.what, by.join(", "));
+    let _ = writeln!(page, "| `{key}` | {default} | {range} | {what}{restart} | {breaks} | {by} |");
 }
 
 fn others(page: &mut String) {
@@ -157,6 +158,9 @@ const INTRODUCTION: &str = "\
 
 One TOML file, `/etc/kvspoa/kvspoa.toml` or `--config`. Unknown keys and wrong values are refused with one line that names file,
 line and key, and exit status 64. `kvspoa check` prints what holds: each key, its value, and where that came from.
+
+The file is followed while the agent runs, and read again at SIGHUP: what it says holds from then on, but for keys that take a
+restart, as their rows say. A file that is wrong changes nothing.
 
 What is set more than once: flags win over variables `KVSPOA_…`, these over the names of Ray and Dynamo, all of them over the
 file. What a pool's key is told by a flag or a variable holds for all pools. A switch is `true` or `false` in the file, `1` or `0`
