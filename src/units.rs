@@ -38,6 +38,12 @@ impl RankId {
     }
 }
 
+/// Which of a pool's renderers makes the prompts of a replica: 0 is the pool's own. Another one is that of a part of the
+/// fleet that runs another template already. Local to a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[repr(transparent)]
+pub struct Revision(pub u32);
+
 /// The private id that HAProxy gives a request (`txn.kv_rid`), by which its end is recognised.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]

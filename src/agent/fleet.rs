@@ -15,7 +15,7 @@ use crate::{
     hash::HashKey,
     hub::Manifest,
     metrics::SocketMetrics,
-    pool::{Pool, PoolSettings, Pools, Renderers},
+    pool::{Pool, PoolSettings, Pools, Renderers, Replaced},
     prompt::ModelError,
     replica::RuntimeSocket,
     route::{RouteLimits, Router, Workers},
@@ -200,7 +200,7 @@ impl Fleet {
         // First, so that what comes finds their places and ports free.
         gone.iter().for_each(|members| members.end());
         let mut members = Vec::with_capacity(pools.len());
-        let mut rendering = Vec::new();
+        let mut replaced = Vec::new();
         for Prepared { config: of_pool, access, made } in pools {
             let running = before.iter().find(|members| members.pool().backend == of_pool.backend);
             let failed = match (made, running, pool_of(&self.config, &of_pool.backend)) {
@@ -210,7 +210,8 @@ impl Fleet {
                     }
                     pool.set(&settings);
                     pool.configure(said, &of_pool);
-                    rendering.push((pool, renderers));
+                    // Before its replicas, which may name revisions that are new.
+                    replaced.push(pool.use_renderers(renderers));
                     members.push(Arc::clone(running));
                     running.configure(&of_pool, access, config.engine_poll)
                 }
@@ -238,10 +239,8 @@ impl Fleet {
             self.poll_haproxy();
         }
         // Each waits until no decision has the old ones. A panic in there is told by the runtime.
-        let replaced = tokio::task::spawn_blocking(|| {
-            rendering.into_iter().for_each(|(pool, renderers)| pool.use_renderers(renderers));
-        });
-        let _ = replaced.await;
+        let freed = tokio::task::spawn_blocking(|| replaced.into_iter().for_each(Replaced::free));
+        let _ = freed.await;
         applied
     }
 

@@ -111,7 +111,8 @@ impl<F: Fn(Span) -> Origin> Walk<'_, F> {
             }
             (Value::Array(list), stands) => {
                 for (at, value) in list.iter().enumerate() {
-                    let name = value.get("backend").or_else(|| value.get("server")).and_then(Value::as_str);
+                    let names = ["backend", "server", "name"];
+                    let name = names.iter().find_map(|name| value.get(name)).and_then(Value::as_str);
                     let stands = stands.and_then(DeValue::as_array).and_then(|list| list.get(at));
                     self.value(row, &format!("{key}[{}]", name.unwrap_or_default()), value, stands);
                 }

@@ -17,7 +17,7 @@ pub use effective::{Origin, Setting};
 pub use error::{ConfigError, Place};
 pub use overrides::Overrides;
 pub use raw::DEFAULT_ADMIN;
-pub use rendering::{ContentFormat, Rendering, UtcOffset};
+pub use rendering::{ContentFormat, Rendering, Revision, UtcOffset};
 pub use replicas::{
     EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
 };
@@ -25,7 +25,7 @@ pub use running::{ConfigFile, read_bounded};
 pub use values::{HostPort, HttpAddr, SocketAddr, Span};
 
 use crate::{lifecycle::LogListen, spop::ListenAddr};
-use raw::{RawConfig, RawPool, RawReplica};
+use raw::{RawConfig, RawPool, RawReplica, RawRevision};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
@@ -156,6 +156,10 @@ pub struct Pool {
     pub model_dir: Option<PathBuf>,
     /// How the engines were told to make prompts.
     pub rendering: Rendering,
+    /// How some of them do it otherwise.
+    pub revisions: Vec<Revision>,
+    /// The bound of what is kept of earlier prompts, bytes; for each revision. 0 keeps nothing.
+    pub cache_bytes: usize,
     /// Where `model_dir`, or else the pool's name, stands in the file.
     pub place: Place,
     /// What the replicas must serve: the model's name, or what it was loaded from; absent: as `model_dir` was fetched, else
@@ -262,10 +266,11 @@ fn build(raw: RawConfig, text: &str, path: &Path) -> Result<Config, ConfigError>
     }
     let place = |at: Span| Place::of(path, text, at);
     let has_socket = raw.haproxy.socket.is_some();
+    let cache_bytes = raw.prompt.cache_bytes.0;
     let pools = raw
         .pool
         .into_iter()
-        .map(|pool| build_pool(pool, has_socket, &place, &fail))
+        .map(|pool| Ok(Pool { cache_bytes, ..build_pool(pool, has_socket, &place, &fail)? }))
         .collect::<Result<_, _>>()?;
     Ok(Config {
         spop: Spop {
@@ -304,6 +309,9 @@ fn build(raw: RawConfig, text: &str, path: &Path) -> Result<Config, ConfigError>
 /// Far above any site; what names a pool or a rank in the agent is 16 bits wide.
 const MAX_POOLS: usize = 1_000;
 
+/// Each has a model in memory, and a request is rendered once for each that replicas have.
+const MAX_REVISIONS: usize = 8;
+
 /// One core is left to the network side.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).max(1))
@@ -334,23 +342,55 @@ fn build_pool(
     if listed && overrides {
         return Err(fail(at, "override", "the pool lists its replicas itself: change them there".to_owned()));
     }
+    let rendering = raw.prompt.at(base);
+    let model_dir = raw.model_dir.map(|dir| base.join(dir.into_inner()));
+    let revisions = build_revisions(raw.revision, base, model_dir.as_deref(), &rendering, fail)?;
     Ok(Pool {
         event_ports: EventPorts::from(&raw.events),
         http: HttpAccess::build(raw.http, base).map_err(|(at, (key, why))| fail(at, key, why))?,
         backend: raw.backend.into_inner(),
-        model_dir: raw.model_dir.map(|dir| base.join(dir.into_inner())),
-        rendering: raw.prompt.at(base),
+        model_dir,
+        rendering,
         place: place.clone(),
         model: raw.model,
         adapters: raw.adapters,
         max_model_len: raw.max_model_len.map(|count| count.0 as u32),
         source,
-        replicas: build_replicas(raw.replica.into_iter().chain(raw.overrides), fail)?,
+        replicas: build_replicas(raw.replica.into_iter().chain(raw.overrides), &revisions, fail)?,
+        revisions,
+        cache_bytes: 0,
     })
+}
+
+fn build_revisions(
+    raw: Vec<RawRevision>,
+    base: &Path,
+    model_dir: Option<&Path>,
+    rendering: &Rendering,
+    fail: &impl Fn(Span, &str, String) -> ConfigError,
+) -> Result<Vec<Revision>, ConfigError> {
+    if let Some(revision) = raw.get(MAX_REVISIONS) {
+        return Err(fail(revision.name.span(), "name", format!("more than {MAX_REVISIONS} revisions")));
+    }
+    let mut names = HashSet::new();
+    let build = |raw: RawRevision| {
+        let at = raw.name.span();
+        let name = raw.name.into_inner();
+        if name.is_empty() || !names.insert(name.clone()) {
+            return Err(fail(at, "name", format!("`{name}` is empty, or the name of another revision")));
+        }
+        Ok(Revision {
+            name,
+            model_dir: raw.model_dir.map(|dir| base.join(dir)).or_else(|| model_dir.map(Path::to_owned)),
+            rendering: raw.prompt.map_or_else(|| rendering.clone(), |prompt| prompt.at(base)),
+        })
+    };
+    raw.into_iter().map(build).collect()
 }
 
 fn build_replicas(
     raw: impl Iterator<Item = RawReplica>,
+    revisions: &[Revision],
     fail: &impl Fn(Span, &str, String) -> ConfigError,
 ) -> Result<Vec<Replica>, ConfigError> {
     let mut servers = HashSet::new();
@@ -358,6 +398,12 @@ fn build_replicas(
     let build = |raw: RawReplica| {
         let at = raw.server.span();
         unique(&mut servers, raw.server.get_ref()).map_err(|why| fail(at.clone(), "server", why))?;
+        if let Some(revision) = raw.revision.as_ref()
+            && !revisions.iter().any(|known| known.name == *revision.get_ref())
+        {
+            let why = format!("no [[pool.revision]] has the name `{}`", revision.get_ref());
+            return Err(fail(revision.span(), "revision", why));
+        }
         let replica = Replica::build(raw).map_err(|(at, (key, why))| fail(at, key, why))?;
         ranks += replica.ranks.len().max(1);
         if ranks > MAX_RANKS {

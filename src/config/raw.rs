@@ -141,6 +141,7 @@ pub(super) struct RawPrompt {
     pub(super) threads: Option<Count<1, 1024>>,
     pub(super) queue: Count<0, 1_000_000>,
     pub(super) inline_bytes: ByteSize<0, MIB>,
+    pub(super) cache_bytes: ByteSize<0, { usize::MAX }>,
 }
 
 impl Default for RawPrompt {
@@ -151,6 +152,8 @@ impl Default for RawPrompt {
             queue: Count(256),
             // Below this a hand-over to another thread costs as much as the work.
             inline_bytes: ByteSize(2 << 10),
+            // The ids of the last half minute of a thousand requests a second with 1,000 new tokens each.
+            cache_bytes: ByteSize(256 * MIB),
         }
     }
 }
@@ -244,6 +247,8 @@ pub(super) struct RawPool {
     #[serde(default)]
     pub(super) prompt: Rendering,
     #[serde(default)]
+    pub(super) revision: Vec<RawRevision>,
+    #[serde(default)]
     pub(super) adapters: Vec<String>,
     pub(super) max_model_len: Option<Count<1, 1_000_000_000>>,
     pub(super) replicas_file: Option<PathBuf>,
@@ -255,6 +260,14 @@ pub(super) struct RawPool {
     pub(super) replica: Vec<RawReplica>,
     #[serde(default, rename = "override")]
     pub(super) overrides: Vec<RawReplica>,
+}
+
+#[derive(Deserialize, Serialize, Debug)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawRevision {
+    pub(super) name: Spanned<String>,
+    pub(super) model_dir: Option<PathBuf>,
+    pub(super) prompt: Option<Rendering>,
 }
 
 #[derive(Deserialize, Serialize, Debug, Default)]
@@ -302,6 +315,7 @@ pub(super) struct RawReplica {
     pub(super) tokens: Option<Spanned<Endpoints>>,
     pub(super) cache_blocks: Option<Count<1, 1_000_000_000>>,
     pub(super) ranks: Option<Count<1, 1024>>,
+    pub(super) revision: Option<Spanned<String>>,
 }
 
 fn constant<T: FromStr>(text: &str) -> T {

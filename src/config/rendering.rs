@@ -22,6 +22,18 @@ pub struct Rendering {
     pub utc_offset: UtcOffset,
 }
 
+/// Another way in which some of a pool's engines make prompts, while a fleet changes from one template to the next:
+/// `[[pool.revision]]`.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Revision {
+    /// By which replicas name it.
+    pub name: String,
+    /// The model directory; the pool's own where the file names none.
+    pub model_dir: Option<PathBuf>,
+    /// How these engines were told to make prompts; as the pool's where the file has no such table.
+    pub rendering: Rendering,
+}
+
 /// `auto`, `string` or `openai`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]

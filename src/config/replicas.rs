@@ -39,6 +39,8 @@ pub struct Replica {
     pub cache_blocks: Option<u32>,
     /// The topic of its events, by which it is told from others that connect to the same endpoint; absent: as it says.
     pub topic: Option<String>,
+    /// The [`super::Revision`] by which it makes prompts; absent: as the pool.
+    pub revision: Option<String>,
 }
 
 /// The event endpoints of one data-parallel rank.
@@ -174,7 +176,18 @@ pub(super) fn ranks(
 impl Replica {
     /// Of the file's text; an error comes with its place.
     pub(super) fn build(raw: RawReplica) -> Result<Self, (Span, Wrong)> {
-        let RawReplica { server, id, http, topic, events, replay, tokens, cache_blocks, ranks: count } = raw;
+        let RawReplica {
+            server,
+            id,
+            http,
+            topic,
+            events,
+            replay,
+            tokens,
+            cache_blocks,
+            ranks: count,
+            revision,
+        } = raw;
         let [of_events, of_replay, of_tokens] =
             [&events, &replay, &tokens].map(|raw| raw.as_ref().map(Spanned::get_ref));
         let ranks = ranks(of_events, of_replay, of_tokens, count.map(|count| count.0)).map_err(|wrong| {
@@ -186,7 +199,8 @@ impl Replica {
             (key.as_ref().map_or_else(|| server.span(), Spanned::span), wrong)
         })?;
         let cache_blocks = cache_blocks.map(|count| count.0 as u32);
-        Ok(Self { server: server.into_inner(), id, http, ranks, cache_blocks, topic })
+        let revision = revision.map(Spanned::into_inner);
+        Ok(Self { server: server.into_inner(), id, http, ranks, cache_blocks, topic, revision })
     }
 }
 
@@ -210,6 +224,7 @@ struct FileReplica {
     tokens: Option<Endpoints>,
     cache_blocks: Option<Count<1, 1_000_000_000>>,
     ranks: Option<Count<1, 1024>>,
+    revision: Option<String>,
 }
 
 /// Reads the text of a JSON file of replicas.
@@ -230,7 +245,8 @@ pub fn parse_replica_file(text: &str) -> Result<Vec<Replica>, String> {
             return Err(format!("more than {MAX_RANKS} ranks in all"));
         }
         let cache_blocks = raw.cache_blocks.map(|count| count.0 as u32);
-        Ok(Replica { server: raw.server, id: raw.id, http: raw.http, ranks, cache_blocks, topic: raw.topic })
+        let FileReplica { server, id, http, topic, revision, .. } = raw;
+        Ok(Replica { server, id, http, ranks, cache_blocks, topic, revision })
     };
     file.replicas.into_iter().map(build).collect()
 }

@@ -247,3 +247,53 @@ fn what_the_engines_were_told_of_prompts_has_vllms_names() {
     assert!(error.contains("kvspoa.toml:9") && error.contains("+02:00"), "{error}");
     assert!(pool("[pool.prompt]\nchat_templat = \"x\"").expect_err("a slip").contains("chat_templat"));
 }
+
+#[test]
+fn a_revision_has_what_it_names_and_else_what_the_pool_has() {
+    let revisions = r#"
+[[pool.revision]]
+name = "template"
+[pool.revision.prompt]
+chat_template = "new.jinja"
+[[pool.revision]]
+name = "files"
+model_dir = "other"
+"#;
+    let text = MINIMAL.replace(
+        "[[pool.replica]]",
+        "prompt.utc_offset = \"+01:00\"\n[[pool.replica]]\nrevision = \"files\"",
+    );
+    let pool = parse(&format!("{text}{revisions}")).expect("valid").pools.remove(0);
+    let [template, files] = &pool.revisions[..] else { panic!("two revisions") };
+    assert_eq!(
+        (&template.model_dir, &template.rendering),
+        (
+            &pool.model_dir,
+            &Rendering { chat_template: Some("/etc/kvspoa/new.jinja".into()), ..Rendering::default() }
+        )
+    );
+    assert_eq!(files.model_dir.as_deref(), Some(Path::new("/etc/kvspoa/other")));
+    assert_eq!(files.rendering, pool.rendering);
+    assert_eq!(files.rendering.utc_offset.seconds, 3600);
+    assert_eq!(pool.replicas[0].revision.as_deref(), Some("files"));
+}
+
+#[test]
+fn a_revision_that_is_not_there_or_named_twice_is_told_with_its_line() {
+    let text = MINIMAL.replace("http =", "revision = \"new\"\nhttp =");
+    let error = parse(&text).expect_err("no such revision");
+    assert!(
+        error.contains("kvspoa.toml:10") && error.contains("revision") && error.contains("new"),
+        "{error}"
+    );
+    let twice = format!("{MINIMAL}[[pool.revision]]\nname = \"a\"\n[[pool.revision]]\nname = \"a\"\n");
+    let error = parse(&twice).expect_err("named twice");
+    assert!(error.contains("kvspoa.toml:16"), "{error}");
+}
+
+#[test]
+fn the_bound_of_the_prompt_caches_is_each_pools() {
+    assert_eq!(parse(MINIMAL).expect("valid").pools[0].cache_bytes, 256 << 20);
+    let text = format!("prompt.cache_bytes = \"1MiB\"\n{MINIMAL}");
+    assert_eq!(parse(&text).expect("valid").pools[0].cache_bytes, 1 << 20);
+}

@@ -4,7 +4,7 @@ use super::{Pool, Rank, Ranks};
 use crate::{
     replica::{EngineReport, Server, ServerState},
     select::{Candidate, EngineLoad, Excluded, Slots},
-    units::RankId,
+    units::{RankId, Revision},
 };
 use arc_swap::ArcSwap;
 use std::{
@@ -301,6 +301,7 @@ impl Pool {
             excluded: server.excluded,
             weight: server.weight,
             slots: server.slots,
+            revision: ranks.get(rank).map_or(Revision(0), |rank| rank.revision),
             reported: ranks.get(rank).and_then(|rank| self.engine(rank, now)).map(|engine| engine.load()),
             ..Candidate::idle(rank, block_tokens)
         }

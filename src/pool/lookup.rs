@@ -4,13 +4,28 @@ use super::{Pool, Rank, RankState, Ranks, Servers};
 use crate::{
     hash::MediaItem,
     index::Overlaps,
-    select::{Candidate, PromptBlocks},
-    units::{RankId, SequenceHash, TokenId},
+    select::{Candidate, PromptBlocks, Sequence, SequenceKey},
+    units::{RankId, Revision, SequenceHash, TokenId},
 };
 use std::{sync::Arc, time::Instant};
 
 /// Blocks of ranks of which none has told: vLLM's default on GPUs. It only rounds.
 const USUAL_BLOCK_TOKENS: u32 = 16;
+
+/// A prompt as one of the pool's renderers makes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Rendered<'p> {
+    /// Which of them.
+    pub revision: Revision,
+    /// Its tokens: all, or the first ones.
+    pub tokens: &'p [TokenId],
+    /// The media in them.
+    pub media: &'p [MediaItem],
+    /// Where its chain starts ([`Pool::root`]).
+    pub root: SequenceHash,
+    /// The length of the whole prompt, as far as it is known.
+    pub prompt_tokens: u32,
+}
 
 /// One prompt looked up in all caches of a pool.
 #[derive(Debug)]
@@ -45,32 +60,16 @@ pub struct Stream {
 }
 
 impl Pool {
-    /// Looks up a prompt with the media in it. `prompt_tokens` is its length, estimated where `tokens` is `None`.
+    /// Looks up a prompt as the pool's renderers make it. For ranks whose renderer is not among them it has about
+    /// `prompt_tokens` tokens, and matches nothing.
     #[must_use]
-    pub fn lookup(
-        &self,
-        tokens: Option<&[TokenId]>,
-        media: &[MediaItem],
-        root: SequenceHash,
-        prompt_tokens: u32,
-        now: Instant,
-    ) -> Lookup {
+    pub fn lookup(&self, prompts: &[Rendered<'_>], prompt_tokens: u32, now: Instant) -> Lookup {
         let ranks = self.ranks();
         let streams = self.streams(&ranks);
         let servers = self.servers(now);
         // The replicas of one pool are mostly alike.
         let usual = streams.iter().find_map(|stream| stream.block_tokens).unwrap_or(USUAL_BLOCK_TOKENS);
         let size_of = |stream: &Stream| stream.block_tokens.unwrap_or(usual);
-        let mut sizes: Vec<u32> = streams.iter().map(size_of).collect();
-        sizes.sort_unstable();
-        sizes.dedup();
-        // Hashed before the lock is taken: the longest part of a look-up.
-        let sequences: Vec<(u32, Vec<SequenceHash>)> = sizes
-            .iter()
-            .filter_map(|size| {
-                tokens.map(|tokens| (*size, self.key.sequence_with_media(root, tokens, media, *size)))
-            })
-            .collect();
         let mut candidates: Vec<Candidate> = streams
             .iter()
             .map(|stream| {
@@ -81,10 +80,21 @@ impl Pool {
                 Candidate { trusted, history_blocks, ..known }
             })
             .collect();
+        let mut keys: Vec<SequenceKey> = candidates.iter().map(Candidate::key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        // Hashed before the lock is taken: the longest part of a look-up.
+        let sequence = |key: SequenceKey| {
+            let prompt = prompts.iter().find(|prompt| prompt.revision == key.revision)?;
+            let Rendered { root, tokens, media, prompt_tokens, .. } = *prompt;
+            let hashes = self.key.sequence_with_media(root, tokens, media, key.block_tokens);
+            Some(Sequence { key, tokens: prompt_tokens, hashes: hashes.into_boxed_slice() })
+        };
+        let sequences: Vec<Sequence> = keys.into_iter().filter_map(sequence).collect();
         let mut overlaps = Overlaps::default();
-        for (size, hashes) in &sequences {
+        for Sequence { key, hashes, .. } in &sequences {
             self.caches.read().index.find(hashes, &mut overlaps);
-            let known = |candidate: &&mut Candidate| candidate.trusted && candidate.block_tokens == *size;
+            let known = |candidate: &&mut Candidate| candidate.trusted && candidate.key() == *key;
             for candidate in candidates.iter_mut().filter(known) {
                 let overlap = overlaps.get(candidate.rank);
                 candidate.gpu_blocks = overlap.gpu_blocks;
@@ -92,7 +102,7 @@ impl Pool {
                 candidate.disk_blocks = overlap.disk_blocks;
             }
         }
-        let prompt = Arc::new(PromptBlocks::new(prompt_tokens, sequences));
+        let prompt = Arc::new(PromptBlocks::of(prompt_tokens, sequences));
         Lookup { prompt, candidates, streams, servers, ranks }
     }
 

@@ -26,9 +26,9 @@ mod watch;
 pub use adapters::Adapters;
 pub use configure::PoolSettings;
 pub use live::{EngineView, ServerView, Servers};
-pub use lookup::{Lookup, Stream};
+pub use lookup::{Lookup, Rendered, Stream};
 pub use ranks::{PoolFull, Rank, Ranks, ServerRanks};
-pub use renderers::Renderers;
+pub use renderers::{Renderers, Replaced};
 pub use sink::{EventSink, FeedKey};
 pub use table::{PoolId, PoolTable, Pools};
 pub use view::{CacheView, Feed, FeedFault, RankState};
@@ -50,6 +50,7 @@ use live::Live;
 use lost::Polls;
 use parking_lot::{Mutex, RwLock};
 use ranks::Ids;
+use renderers::Revisions;
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
@@ -88,6 +89,7 @@ pub struct Pool {
     /// Whether the replicas are known, so that no more are about to join.
     pub is_settled: AtomicBool,
     ranks: ArcSwap<Ranks>,
+    revisions: Revisions,
     renderers: ArcSwap<Renderers>,
     /// Opens the ranks' token channels.
     token_channels: TokenChannels,
@@ -112,13 +114,15 @@ impl Pool {
         haproxy_poll: Duration,
         engine_poll: Duration,
     ) -> Result<Self, ModelError> {
-        let renderers = Renderers::first(pool)?;
+        let revisions = Revisions::default();
+        let renderers = Renderers::first(pool, &revisions)?;
         let index =
             Index::new(key.clone(), IndexConfig { max_bytes: index_max_bytes, ..IndexConfig::default() });
         Ok(Self {
             id: PoolId::new(),
             metrics: PoolMetrics::register(&pool.backend),
             backend: pool.backend.clone(),
+            revisions,
             renderers: ArcSwap::from_pointee(renderers),
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),

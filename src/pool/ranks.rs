@@ -6,10 +6,11 @@ use crate::{
     events::Endpoint,
     metrics::{FeedLabels, RankMetrics, ServerMetrics},
     replica::{ServerState, TokenChannel},
-    units::RankId,
+    units::{RankId, Revision},
 };
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::{
     sync::{Arc, atomic::AtomicBool},
     time::Instant,
@@ -21,6 +22,7 @@ pub struct Ranks {
     by_id: Vec<Option<Arc<Rank>>>,
     servers: Vec<Arc<ServerRanks>>,
     ranked: bool,
+    revisions: SmallVec<[Revision; 1]>,
 }
 
 /// One rank as HAProxy and the engine know it.
@@ -32,6 +34,8 @@ pub struct Rank {
     pub rank: u16,
     /// The replica that it is a rank of, as configured or discovered.
     pub replica: Arc<config::Replica>,
+    /// What makes its prompts.
+    pub revision: Revision,
     /// Where the rank's events come from.
     pub feed: config::Rank,
     /// Takes prompts' tokens, where the replica is one of Ray Serve.
@@ -118,6 +122,13 @@ impl Ranks {
         self.ranked
     }
 
+    /// What makes the prompts of the ranks: once for each of these a request is rendered. The pool's own where there are no
+    /// ranks.
+    #[must_use]
+    pub fn revisions(&self) -> &[Revision] {
+        if self.revisions.is_empty() { &[Revision(0)] } else { &self.revisions }
+    }
+
     /// The length of a table with a place for every id.
     #[must_use]
     pub fn table_len(&self) -> usize {
@@ -129,7 +140,10 @@ impl Ranks {
         change(&mut by_id, &mut servers);
         let count = servers.first().map_or(1, |server| server.ids.len());
         let ranked = count > 1 && servers.iter().all(|server| server.ids.len() == count);
-        Self { by_id, servers, ranked }
+        let mut revisions: SmallVec<_> = by_id.iter().flatten().map(|rank| rank.revision).collect();
+        revisions.sort_unstable();
+        revisions.dedup();
+        Self { by_id, servers, ranked, revisions }
     }
 }
 
@@ -164,6 +178,7 @@ impl Pool {
         }
         let name: Arc<str> = replica.server.as_str().into();
         let shared = Arc::new(replica.clone());
+        let revision = self.revision(replica.revision.as_deref());
         let rank = |feed: &config::Rank, rank| {
             let labels = FeedLabels { pool: self.backend.clone(), server: replica.server.clone(), rank };
             let faults = FeedFault::ALL.map(FeedFault::as_str);
@@ -171,6 +186,7 @@ impl Pool {
                 server: Arc::clone(&name),
                 rank,
                 replica: Arc::clone(&shared),
+                revision,
                 feed: feed.clone(),
                 tokens: feed.tokens.as_ref().and_then(|endpoint| self.token_channel(endpoint)),
                 metrics: RankMetrics::register(&labels, &RankState::NAMES, &faults),

@@ -13,6 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The default of `prompt.cache_bytes`.
+pub(super) const CACHE_BYTES: usize = 256 << 20;
+
 /// Servers `s1`, `s2` and so on of so many ranks each, polled each second.
 pub(super) fn pool(ranks: u16, servers: u16) -> Pool {
     let mut text = "[[pool]]\nbackend = \"be\"\n".to_owned();

@@ -1,7 +1,7 @@
 //! Faults that nothing else would show, told once each.
 
 use super::{FeedFault, Pool};
-use crate::units::{RankId, Tier};
+use crate::units::{RankId, Revision, Tier};
 use std::{
     collections::HashSet,
     sync::atomic::{AtomicU64, Ordering},
@@ -44,6 +44,7 @@ impl Matching {
 pub struct Watch {
     told: HashSet<(u16, FeedFault)>,
     told_nothing_matches: bool,
+    told_revisions: HashSet<Revision>,
 }
 
 impl Watch {
@@ -82,6 +83,23 @@ impl Watch {
             );
         }
         self.told_nothing_matches = nothing_matches;
+        self.look_for_revisions(pool);
+    }
+
+    fn look_for_revisions(&mut self, pool: &Pool) {
+        let (ranks, renderers) = (pool.ranks(), pool.renderers());
+        let is_unknown = |revision: &Revision| renderers.of(*revision).is_none();
+        for (_, rank) in ranks.iter().filter(|(_, rank)| is_unknown(&rank.revision)) {
+            if self.told_revisions.insert(rank.revision) {
+                tracing::warn!(
+                    pool = pool.backend,
+                    server = &*rank.server,
+                    revision = rank.replica.revision,
+                    "no [[pool.revision]] has this name: what such replicas hold of a prompt is not known"
+                );
+            }
+        }
+        self.told_revisions.retain(is_unknown);
     }
 }
 

@@ -29,6 +29,7 @@ use crate::request::harmony::{self as harmony_request, Harmony};
 use crate::units::TokenId;
 use files::NativeRenderer;
 use std::path::Path;
+use std::time::Instant;
 use template::{Sources, Templates};
 use tokenizer::{Encoded, Tokenizer};
 
@@ -37,6 +38,9 @@ use tokenizer::{Encoded, Tokenizer};
 const SEGMENTS_EIGHTHS: usize = 4;
 const MESSAGES_EIGHTHS: usize = 3;
 const REPEATS_EIGHTHS: usize = 1;
+
+/// Demonstrations and simulated replicas have short prompts, and there are many of them in one process.
+const EMBEDDED_CACHE_BYTES: usize = 8 << 20;
 
 /// What makes token ids of prompts: a model's chat templates, tokenizer and special tokens.
 #[derive(Debug)]
@@ -96,7 +100,7 @@ impl Model {
     /// A template file of the options cannot be read or compiled.
     pub fn embedded_with(options: ModelOptions) -> Result<Self, ModelError> {
         let dir = Path::new("(embedded)");
-        let options = ModelOptions { cache_bytes: 8 << 20, ..options };
+        let options = ModelOptions { cache_bytes: options.cache_bytes.min(EMBEDDED_CACHE_BYTES), ..options };
         let json = include_bytes!("tiny/tokenizer.json");
         let tokenizer = Tokenizer::load(json, options.cache_bytes / 8 * SEGMENTS_EIGHTHS)
             .map_err(|detail| ModelError::Tokenizer { path: dir.join("tokenizer.json"), detail })?;
@@ -231,15 +235,20 @@ impl Model {
     fn tokenize_all(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
         let encoded = match prompt {
             PromptInput::Chat(conversation) => {
+                let started = Instant::now();
                 let text = self.render(conversation)?;
+                let rendering = started.elapsed();
                 let encoded =
                     self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?;
                 template::recycle(text);
-                encoded
+                encoded.rendered_in(rendering)
             }
             PromptInput::Harmony(harmony) => {
+                let started = Instant::now();
                 let parts = self.harmony_parts(harmony)?;
-                self.tokenizer.encode_pieces(parts.iter().map(harmony::Part::as_piece), time_is_up)?
+                let rendering = started.elapsed();
+                let pieces = parts.iter().map(harmony::Part::as_piece);
+                self.tokenizer.encode_pieces(pieces, time_is_up)?.rendered_in(rendering)
             }
             PromptInput::Text { text, add_special_tokens } => {
                 self.check_text()?;
@@ -301,8 +310,11 @@ impl Model {
         let encoded = match prompt {
             PromptInput::Chat(conversation) => {
                 let cut = conversation.cut.unwrap_or(Cut::AfterMessage);
+                let started = Instant::now();
                 let text = self.templates.render_beginning(conversation, cut)?;
-                self.tokenizer.encode_beginning(&text, conversation.add_special_tokens, time_is_up)?
+                let rendering = started.elapsed();
+                let add_special_tokens = conversation.add_special_tokens;
+                self.tokenizer.encode_beginning(&text, add_special_tokens, time_is_up)?.rendered_in(rendering)
             }
             PromptInput::Text { text, add_special_tokens } => {
                 self.check_text()?;

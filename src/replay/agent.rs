@@ -76,10 +76,8 @@ impl Agent {
     }
 
     fn look_up(&mut self, ask: &Ask) {
-        let Some(block_tokens) = self.candidates.first().map(|candidate| candidate.block_tokens) else {
-            return;
-        };
-        self.index.find(ask.prompt.sequence(block_tokens), &mut self.overlaps);
+        let Some(key) = self.candidates.first().map(Candidate::key) else { return };
+        self.index.find(ask.prompt.sequence(key), &mut self.overlaps);
         for candidate in &mut self.candidates {
             let overlap = self.overlaps.get(candidate.rank);
             candidate.gpu_blocks = overlap.gpu_blocks;

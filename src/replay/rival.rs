@@ -6,7 +6,7 @@
 
 use super::history::History;
 use crate::{
-    select::{Ask, Candidate, DynamoConfig, PromptBlocks},
+    select::{Ask, Candidate, DynamoConfig, PromptBlocks, SequenceKey},
     units::{RankId, RequestId, SequenceHash},
 };
 use hashbrown::HashMap;
@@ -82,7 +82,7 @@ struct Rank {
 struct Booking {
     rank: RankId,
     prompt: Arc<PromptBlocks>,
-    block_tokens: u32,
+    key: SequenceKey,
     uncached_tokens: f64,
     answers: bool,
 }
@@ -126,7 +126,7 @@ impl Rival {
         let uncached_tokens = self.uncached_tokens(rank, ask, chosen);
         let keeps_history = self.keeps_history();
         let rank = &mut self.ranks[chosen.rank.index()];
-        let sequence = ask.prompt.sequence(chosen.block_tokens);
+        let sequence = ask.prompt.sequence(chosen.key());
         if keeps_history {
             rank.history.add(sequence);
         }
@@ -134,12 +134,12 @@ impl Rival {
             *rank.booked.entry(*hash).or_default() += 1;
         }
         rank.queue_tokens += uncached_tokens;
-        rank.context_tokens += f64::from(ask.prompt.tokens());
+        rank.context_tokens += f64::from(ask.prompt.tokens(chosen.key()));
         rank.requests += 1;
         let booking = Booking {
             rank: chosen.rank,
             prompt: Arc::clone(&ask.prompt),
-            block_tokens: chosen.block_tokens,
+            key: chosen.key(),
             uncached_tokens,
             answers: false,
         };
@@ -159,9 +159,9 @@ impl Rival {
         self.first_token(id);
         let Some(booking) = self.bookings.remove(&id) else { return };
         let rank = &mut self.ranks[booking.rank.index()];
-        rank.context_tokens -= f64::from(booking.prompt.tokens());
+        rank.context_tokens -= f64::from(booking.prompt.tokens(booking.key));
         rank.requests -= 1;
-        for hash in booking.prompt.sequence(booking.block_tokens) {
+        for hash in booking.prompt.sequence(booking.key) {
             if let Some(count) = rank.booked.get_mut(hash) {
                 *count -= 1;
                 if *count == 0 {
@@ -202,7 +202,7 @@ impl Rival {
             RivalPolicy::Dynamo(_, predicts) => (predicts, false),
             _ => (false, self.keeps_history()),
         };
-        let sequence = ask.prompt.sequence(candidate.block_tokens);
+        let sequence = ask.prompt.sequence(candidate.key());
         let (mut gpu, mut all) = (candidate.gpu_blocks, candidate.gpu_blocks + candidate.cpu_blocks);
         if by_history {
             gpu = rank.history.depth(sequence);
@@ -221,7 +221,9 @@ impl Rival {
             RivalPolicy::Dynamo(dynamo, _) => dynamo.host_cache_hit_weight,
             _ => 1.0 - CPU_TOKEN_COST,
         };
-        (f64::from(ask.prompt.tokens()) - block * (f64::from(gpu) + cpu_saves * f64::from(cpu))).max(1.0)
+        (f64::from(ask.prompt.tokens(candidate.key()))
+            - block * (f64::from(gpu) + cpu_saves * f64::from(cpu)))
+        .max(1.0)
     }
 
     fn costs(&self, ask: &Ask, candidates: &[Candidate]) -> Vec<f64> {
@@ -234,11 +236,12 @@ impl Rival {
             RivalPolicy::Dynamo(dynamo, _) => self.each(candidates, |rank, candidate| {
                 let block = f64::from(candidate.block_tokens);
                 let (gpu, cpu) = self.blocks(rank, ask, candidate);
-                let sequence = ask.prompt.sequence(candidate.block_tokens);
+                let sequence = ask.prompt.sequence(candidate.key());
                 let new_blocks = sequence.iter().filter(|hash| !rank.booked.contains_key(*hash)).count();
                 let credit = dynamo.overlap_score_credit * f64::from(gpu)
                     + dynamo.host_cache_hit_weight * f64::from(cpu);
-                let prefill = (rank.queue_tokens + f64::from(ask.prompt.tokens())) / block - credit;
+                let prefill =
+                    (rank.queue_tokens + f64::from(ask.prompt.tokens(candidate.key()))) / block - credit;
                 dynamo.prefill_load_scale * prefill.max(0.0) + (rank.booked.len() + new_blocks) as f64
             }),
             RivalPolicy::Sglang => self.sglang(ask, candidates),
@@ -250,7 +253,7 @@ impl Rival {
                     let free = f64::from(most - waiting(candidate)) / f64::from((most - least).max(1));
                     let queue = if most == least { 1.0 } else { free };
                     let (gpu, cpu) = self.blocks(rank, ask, candidate);
-                    let blocks = ask.prompt.sequence(candidate.block_tokens).len().max(1);
+                    let blocks = ask.prompt.sequence(candidate.key()).len().max(1);
                     -(2.0 * queue + 2.0 * (1.0 - rank.usage) + 3.0 * f64::from(gpu + cpu) / blocks as f64)
                 })
             }
@@ -268,11 +271,11 @@ impl Rival {
             return self.each(candidates, |rank, _| rank.requests.into());
         }
         let matches = self.each(candidates, |rank, candidate| {
-            -f64::from(rank.history.depth(ask.prompt.sequence(candidate.block_tokens)))
+            -f64::from(rank.history.depth(ask.prompt.sequence(candidate.key())))
         });
-        let block_tokens = candidates.first().map_or(1, |candidate| candidate.block_tokens);
-        let longest = -matches.iter().copied().fold(0.0, f64::min) * f64::from(block_tokens);
-        if longest > threshold * f64::from(ask.prompt.tokens()) {
+        let key = candidates.first().map(Candidate::key).unwrap_or_default();
+        let longest = -matches.iter().copied().fold(0.0, f64::min) * f64::from(key.block_tokens);
+        if longest > threshold * f64::from(ask.prompt.tokens(key)) {
             return matches;
         }
         self.each(candidates, |rank, _| rank.history.blocks() as f64)

@@ -136,6 +136,7 @@ impl Membership {
                     ranks: if known.ranks.is_empty() { replica.ranks } else { known.ranks.clone() },
                     cache_blocks: known.cache_blocks,
                     topic: known.topic.clone(),
+                    revision: known.revision.clone().or(replica.revision),
                     server: replica.server,
                 },
             },

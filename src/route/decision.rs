@@ -37,11 +37,11 @@ impl State {
     }
 
     /// `was_sent`: the choice rests on what was sent to its replica before.
-    fn of(known: Option<Known>, streams: &[Stream], was_sent: bool) -> Self {
+    fn of(known: Option<Known>, is_known_to_all: bool, streams: &[Stream], was_sent: bool) -> Self {
         let is_followed = streams.iter().any(|stream| stream.state.is_trusted());
         if known.is_none() || !is_followed && !was_sent {
             Self::LoadOnly
-        } else if known == Some(Known::Unsure) {
+        } else if known == Some(Known::Unsure) || !is_known_to_all {
             Self::Degraded
         } else if streams.iter().all(|stream| stream.state == RankState::Exact) {
             Self::Exact
@@ -69,7 +69,9 @@ pub struct Stages {
     pub prompt: Duration,
     /// Of this, parsing the body.
     pub parse: Duration,
-    /// Of this, rendering and tokenizing.
+    /// Of this, running the chat template.
+    pub render: Duration,
+    /// Of this, tokenizing.
     pub tokenize: Duration,
     /// Hashing the tokens and looking them up.
     pub lookup: Duration,
@@ -141,11 +143,13 @@ impl Decision {
         }
     }
 
-    /// The record of a choice. `prompt` is its prompt and how much of it, or why it is not known.
+    /// The record of a choice. `prompt` is its prompt and how much of it, or why it is not known: as the chosen replica
+    /// has it, and `is_known_to_all` tells whether it is known for all replicas.
     #[must_use]
     pub fn chosen(
         pool: &Arc<Pool>,
         prompt: Result<(Arc<Prompt>, Known), Reason>,
+        is_known_to_all: bool,
         choice: Choice,
         streams: Vec<Stream>,
     ) -> Self {
@@ -174,6 +178,7 @@ impl Decision {
             reason,
             state: State::of(
                 prompt.as_ref().ok().map(|(_, known)| *known),
+                is_known_to_all,
                 &streams,
                 chosen.is_some_and(|chosen| chosen.history_tokens > 0),
             ),
@@ -256,13 +261,13 @@ mod tests {
                 block_tokens: None,
             };
             let streams: Vec<_> = states.iter().map(stream).collect();
-            [false, true].map(|was_sent| State::of(Some(Known::Whole), &streams, was_sent))
+            [false, true].map(|was_sent| State::of(Some(Known::Whole), true, &streams, was_sent))
         };
         let (starting, gap) = (RankState::LoadOnly("connecting"), RankState::Degraded("no_replay"));
         assert_eq!(of(&[RankState::Exact, RankState::Exact]), [State::Exact; 2]);
         assert_eq!(of(&[RankState::Exact, starting]), [State::Degraded; 2]);
         assert_eq!(of(&[gap, RankState::NoEvents]), [State::Degraded; 2]);
         assert_eq!(of(&[starting, RankState::NoEvents]), [State::LoadOnly, State::Degraded]);
-        assert_eq!(State::of(None, &[], false), State::LoadOnly);
+        assert_eq!(State::of(None, true, &[], false), State::LoadOnly);
     }
 }

@@ -50,7 +50,9 @@ struct Micros {
     prompt: u64,
     /// Of this, parsing the body.
     parse: u64,
-    /// Of this, rendering and tokenizing.
+    /// Of this, running the chat template.
+    render: u64,
+    /// Of this, tokenizing.
     tokenize: u64,
     /// Hashing and index.
     lookup: u64,
@@ -63,6 +65,9 @@ struct Micros {
 struct ReplicaExplanation {
     server: String,
     rank: u16,
+    /// The revision by which its prompts are rendered; absent: the pool's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revision: Option<String>,
     /// How far its cache is known: exact, degraded, no_events, load_only.
     state: &'static str,
     /// Why it is not exact.
@@ -142,6 +147,7 @@ impl Decision {
             micros: Micros {
                 prompt: self.stages.prompt.as_micros() as u64,
                 parse: self.stages.parse.as_micros() as u64,
+                render: self.stages.render.as_micros() as u64,
                 tokenize: self.stages.tokenize.as_micros() as u64,
                 lookup: self.stages.lookup.as_micros() as u64,
                 choice: self.stages.choice.as_micros() as u64,
@@ -157,6 +163,7 @@ impl ReplicaExplanation {
         Self {
             server: rank.server.to_string(),
             rank: rank.rank,
+            revision: rank.replica.revision.clone(),
             state: state.as_str(),
             state_reason: state.reason(),
             server_state: server.and_then(|server| server.state).map(ServerState::as_str),

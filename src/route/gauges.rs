@@ -43,10 +43,9 @@ impl Router {
                 }
             }
             let renderers = pool.renderers();
-            if let Some(stats) = renderers.cache_stats() {
-                metrics.token_cache_hits.absolute(stats.hits);
-                metrics.token_cache_misses.absolute(stats.misses);
-            }
+            let stats = renderers.cache_stats();
+            metrics.token_cache_hits.absolute(stats.hits);
+            metrics.token_cache_misses.absolute(stats.misses);
             metrics.token_cache_bytes.set(renderers.cache_bytes() as f64);
             metrics.model_context.set(f64::from(pool.context_tokens()));
             metrics.nothing_matches.set(f64::from(u8::from(pool.nothing_matches())));

@@ -3,6 +3,7 @@
 mod decision;
 mod explanation;
 mod gauges;
+mod preparing;
 mod readiness;
 mod reason;
 mod workers;
@@ -16,8 +17,7 @@ pub use workers::{NotDone, Workers};
 use crate::{
     metrics::RouteMetrics,
     pool::{Pool, PoolTable, Pools},
-    prompt,
-    request::{Endpoint, RoutingRequest, body::BodyError, partial},
+    request::{Endpoint, RoutingRequest},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
     units::RequestId,
@@ -25,6 +25,7 @@ use crate::{
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use preparing::{Preparing, Prompt, Prompts};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -67,20 +68,6 @@ pub struct ExplainOptions {
 #[derive(Debug, thiserror::Error)]
 #[error("no pool named \"{0}\" is configured")]
 pub struct UnknownPool(String);
-
-/// A prompt as far as the choice needs it.
-struct Prompt {
-    /// What is looked up.
-    made: Arc<prompt::Prompt>,
-    /// Whether the body was not cut.
-    is_whole_body: bool,
-    /// What the choice and its booking count with: the tokens of all prompts of the request.
-    total: usize,
-    known: Known,
-    is_repeat: bool,
-    parse: Duration,
-    tokenize: Duration,
-}
 
 impl Router {
     /// A router over these pools.
@@ -173,14 +160,12 @@ impl Router {
         if request.method != "POST" {
             return Decision::none(Reason::NotPost, Some(pool));
         }
-        let prompt = self.prompt(&pool, &request, received).await;
+        let prompts = self.prompts(&pool, &request, received).await;
         let prompted = Instant::now();
-        let mut decision = match prompt {
-            Ok(prompt) => choose(&pool, &request, Ok(prompt), book),
-            Err(reason) if reason.outcome() == Outcome::LoadOnly => {
-                choose(&pool, &request, Err(reason), book)
-            }
-            Err(reason) => Decision::none(reason, Some(pool)),
+        let known = prompts.as_ref().map_err(|reason| *reason).and_then(Prompts::any).map(|_| ());
+        let mut decision = match known {
+            Err(reason) if reason.outcome() == Outcome::NoOpinion => Decision::none(reason, Some(pool)),
+            _ => choose(&pool, &request, prompts, book),
         };
         decision.stages.prompt = prompted - received;
         decision
@@ -203,12 +188,12 @@ impl Router {
     }
 
     /// The prompt's tokens: here for a short body, on a thread of the pool for a long one.
-    async fn prompt(
+    async fn prompts(
         &self,
         pool: &Arc<Pool>,
         request: &RoutingRequest,
         received: Instant,
-    ) -> Result<Prompt, Reason> {
+    ) -> Result<Prompts, Reason> {
         let (deadline, workers) = {
             let limits = self.limits.load();
             let is_short = request.body.len() <= limits.inline_bytes;
@@ -223,6 +208,7 @@ impl Router {
         }
         let preparing = Preparing {
             pool: Arc::clone(pool),
+            ranks: pool.ranks(),
             endpoint,
             body: request.body.clone(),
             is_complete: request.complete,
@@ -230,8 +216,8 @@ impl Router {
             until: deadline,
         };
         match workers {
-            None => preparing.run(),
-            Some(workers) => workers.run(deadline, move || preparing.run()).await?,
+            None => Ok(preparing.run()),
+            Some(workers) => Ok(workers.run(deadline, move || preparing.run()).await?),
         }
     }
 }
@@ -261,82 +247,6 @@ impl Handler for RouteHandler {
     }
 }
 
-/// A body to be turned into tokens.
-struct Preparing {
-    pool: Arc<Pool>,
-    endpoint: Endpoint,
-    body: Bytes,
-    is_complete: bool,
-    content_length: Option<u64>,
-    until: Instant,
-}
-
-impl Preparing {
-    fn run(&self) -> Result<Prompt, Reason> {
-        let started = Instant::now();
-        let renderers = self.pool.renderers();
-        let model = renderers.model();
-        let key = model.repeats().key(self.endpoint, &self.body).filter(|_| self.is_complete);
-        if let Some(made) = key.and_then(|key| model.repeats().get(key)) {
-            return Ok(self.prompt(made, true, true, started.elapsed(), Duration::ZERO));
-        }
-        let whole = self.is_complete.then(|| model.read(self.endpoint, &self.body));
-        let (mut ask, is_whole_body) = match whole {
-            // A body may end early although nothing says so.
-            None | Some(Err(BodyError::Cut)) => {
-                let of_no_use = if self.is_complete { Reason::BodyMalformed } else { Reason::BodyCut };
-                (partial::parse(self.endpoint, &self.body).map_err(|_| of_no_use)?, false)
-            }
-            Some(ask) => (ask?, true),
-        };
-        // Engines may tell of another context later.
-        let keeps = is_whole_body && !ask.goes_by_context();
-        if let Some(context) = self.pool.known_context() {
-            ask.set_context(context as usize);
-        }
-        let parsed = Instant::now();
-        let tokens = model.tokens(&ask, &|| Instant::now() >= self.until)?;
-        let made = Arc::new(prompt::Prompt {
-            tokens,
-            media: ask.media,
-            identity_is_known: ask.identity_is_known,
-            takes_tokens: ask.takes_tokens,
-            model: ask.model,
-            cache_salt: ask.cache_salt,
-        });
-        if let Some(key) = key.filter(|_| keeps) {
-            model.repeats().keep(key, &made);
-        }
-        Ok(self.prompt(made, false, is_whole_body, parsed - started, parsed.elapsed()))
-    }
-
-    fn prompt(
-        &self,
-        made: Arc<prompt::Prompt>,
-        is_repeat: bool,
-        is_whole_body: bool,
-        parse: Duration,
-        tokenize: Duration,
-    ) -> Prompt {
-        let tokens = &made.tokens;
-        let known = match (tokens.is_whole, made.identity_is_known) {
-            (true, _) => Known::Whole,
-            (false, true) => Known::Beginning,
-            (false, false) => Known::Unsure,
-        };
-        let total = if tokens.is_whole { tokens.total } else { self.estimate(tokens.total) };
-        Prompt { total, known, is_repeat, is_whole_body, parse, tokenize, made }
-    }
-
-    /// The tokens of the whole prompt, by those that are known of it.
-    fn estimate(&self, known: usize) -> usize {
-        let body_bytes = self.content_length.unwrap_or(0).max(self.body.len() as u64);
-        let by_length = claimed_tokens(&self.pool, body_bytes);
-        // At least one more, so that all known blocks may count as cached.
-        by_length.max(known + 1)
-    }
-}
-
 /// The tokens of a body of which only the length is known. A client may claim any length: an engine takes no more than
 /// its context.
 fn claimed_tokens(pool: &Pool, body_bytes: u64) -> usize {
@@ -355,29 +265,27 @@ fn session_of_beginning(body: &[u8]) -> Option<u64> {
 fn choose(
     pool: &Arc<Pool>,
     request: &RoutingRequest,
-    prompt: Result<Prompt, Reason>,
+    prompts: Result<Prompts, Reason>,
     book: bool,
 ) -> Decision {
     let started = Instant::now();
-    let (tokens, media, root, prompt_tokens) = match &prompt {
-        Ok(prompt) => {
-            let made = &prompt.made;
-            let root = pool.root(made.model.as_deref(), made.cache_salt.as_deref());
-            (Some(&made.tokens.ids[..]), &made.media[..], root, prompt.total)
-        }
-        Err(_) => {
+    let any = prompts.as_ref().map_err(|reason| *reason).and_then(Prompts::any);
+    let prompt_tokens = any.map_or_else(
+        |_| {
             let body_bytes = request.content_length.unwrap_or(request.body.len() as u64);
-            (None, &[][..], pool.key.plain_root(), claimed_tokens(pool, body_bytes))
-        }
-    };
+            claimed_tokens(pool, body_bytes)
+        },
+        |prompt| prompt.total,
+    );
     let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
-    let found = pool.lookup(tokens, media, root, prompt_tokens, started);
+    let rendered = prompts.as_ref().map(|prompts| prompts.rendered(pool)).unwrap_or_default();
+    let found = pool.lookup(&rendered, prompt_tokens, started);
     let looked_up = Instant::now();
     // Without an id the end would never be told: then nothing is booked.
     let book = book && request.id.is_some();
-    let is_cut = match &prompt {
+    let is_cut = match any {
         Ok(prompt) => !prompt.is_whole_body,
-        Err(reason) => !request.complete || *reason == Reason::BodyCut,
+        Err(reason) => !request.complete || reason == Reason::BodyCut,
     };
     let beginning = || session_of_beginning(&request.body).filter(|_| is_cut);
     let ask = Ask {
@@ -393,17 +301,38 @@ fn choose(
             scheduler.choose(&ask, &found.candidates, looked_up)
         }
     };
-    let made = prompt.as_ref().ok().map(|prompt| (prompt.is_repeat, prompt.parse, prompt.tokenize));
-    let mut decision =
-        Decision::chosen(pool, prompt.map(|prompt| (prompt.made, prompt.known)), choice, found.streams);
+    let chosen = choice.rank.and_then(|rank| found.ranks.get(rank));
+    let prompt = match (&prompts, chosen) {
+        (Err(reason), _) => Err(*reason),
+        (Ok(prompts), Some(rank)) => prompts.of(rank.revision),
+        (Ok(_), None) => any,
+    };
+    let is_known_to_all = found
+        .ranks
+        .revisions()
+        .iter()
+        .all(|revision| prompts.as_ref().is_ok_and(|of| of.of(*revision).is_ok()));
+    let mut decision = Decision::chosen(
+        pool,
+        prompt.map(|prompt| (Arc::clone(&prompt.made), prompt.known)),
+        is_known_to_all,
+        choice,
+        found.streams,
+    );
     decision.servers = found.servers;
     decision.ranks = found.ranks;
-    if let Some((is_repeat, parse, tokenize)) = made {
-        decision.is_repeat = is_repeat;
-        decision.stages.parse = parse;
-        decision.stages.tokenize = tokenize;
+    if let Ok(prompt) = prompt {
+        decision.is_repeat = prompt.is_repeat;
+    }
+    for (_, Prompt { times, .. }) in prompts.iter().flat_map(Prompts::known) {
+        decision.stages.parse += times.parse;
+        decision.stages.render += times.render;
+        decision.stages.tokenize += times.tokenize;
     }
     decision.stages.lookup = looked_up - started;
     decision.stages.choice = looked_up.elapsed();
     decision
 }
+
+#[cfg(test)]
+mod revision_tests;

@@ -89,6 +89,8 @@ reasons! {
     TemplateRefused = "template_refused", LoadOnly;
     /// The chat template broke or did too much work.
     TemplateFailed = "template_failed", LoadOnly;
+    /// The replicas render by a revision that the configuration does not name.
+    UnknownRevision = "unknown_revision", LoadOnly;
     /// The tokenizer failed.
     TokenizerFailed = "tokenizer_failed", LoadOnly;
     /// Too many prompts wait for a thread.

@@ -1,6 +1,6 @@
 //! The bookings of one rank: reservations of load, each in prefill or in decode.
 
-use super::ask::{Ask, PromptBlocks};
+use super::ask::{Ask, PromptBlocks, SequenceKey};
 use super::booked::BookedPrefixes;
 use super::load::Load;
 use super::overlap::usable_tokens;
@@ -16,8 +16,8 @@ use std::time::Instant;
 pub(super) struct Booking {
     pub(super) prompt: Arc<PromptBlocks>,
     pub(super) session: Option<u64>,
-    /// The rank's block size at booking.
-    pub(super) block_tokens: u32,
+    /// The rank's key at booking.
+    pub(super) key: SequenceKey,
     /// Prompt tokens that the rank had to compute, as known at booking.
     pub(super) uncached_tokens: u32,
     pub(super) booked_at: Instant,
@@ -50,7 +50,7 @@ impl Prefill {
 impl Booking {
     pub(super) fn new(
         ask: &Ask,
-        block_tokens: u32,
+        key: SequenceKey,
         uncached_tokens: u32,
         now: Instant,
         prefill: Prefill,
@@ -58,7 +58,7 @@ impl Booking {
         Self {
             prompt: Arc::clone(&ask.prompt),
             session: ask.session,
-            block_tokens,
+            key,
             uncached_tokens,
             booked_at: now,
             prefill,
@@ -80,18 +80,18 @@ impl Booking {
     /// Tokens that the request holds in the engine: its prompt, and what is known of its answer.
     fn context_tokens(&self) -> u64 {
         let full_blocks = self.sequence().len() as u64 + u64::from(self.answer_blocks);
-        let stored = if self.answer_blocks > 0 { full_blocks * u64::from(self.block_tokens) } else { 0 };
-        stored.max(self.prompt.tokens().into())
+        let stored = if self.answer_blocks > 0 { full_blocks * u64::from(self.key.block_tokens) } else { 0 };
+        stored.max(self.prompt.tokens(self.key).into())
     }
 
     pub(super) fn sequence(&self) -> &[SequenceHash] {
-        self.prompt.sequence(self.block_tokens)
+        self.prompt.sequence(self.key)
     }
 
     /// Takes in how many leading blocks are stored now; true when the last full block is.
     fn advance(&mut self, stored_blocks: u32) -> bool {
-        let stored_tokens = stored_blocks.saturating_mul(self.block_tokens);
-        self.left_tokens = self.left_tokens.min(self.prompt.tokens().saturating_sub(stored_tokens));
+        let stored_tokens = stored_blocks.saturating_mul(self.key.block_tokens);
+        self.left_tokens = self.left_tokens.min(self.prompt.tokens(self.key).saturating_sub(stored_tokens));
         stored_blocks as usize >= self.sequence().len()
     }
 }
@@ -126,10 +126,10 @@ impl RankBook {
     }
 
     /// Leading blocks of the prompt that booked prompts have too, and how many of their tokens an engine can use.
-    pub(super) fn shared(&self, prompt: &PromptBlocks, block_tokens: u32) -> (u32, u32) {
-        let depth = self.prefixes.depth(prompt.sequence(block_tokens));
+    pub(super) fn shared(&self, prompt: &PromptBlocks, key: SequenceKey) -> (u32, u32) {
+        let depth = self.prefixes.depth(prompt.sequence(key));
         let blocks = u32::try_from(depth).unwrap_or(u32::MAX);
-        (blocks, usable_tokens(blocks, block_tokens, prompt.tokens()))
+        (blocks, usable_tokens(blocks, key.block_tokens, prompt.tokens(key)))
     }
 
     /// A booking, and whether its prefill is done.
@@ -228,7 +228,7 @@ impl RankBook {
     pub(super) fn answered(&mut self, id: RequestId, tokens: u32) {
         let Some(booking) = self.get_mut(id) else { return };
         let before = (booking.context_tokens(), booking.answer_blocks);
-        booking.answer_blocks = before.1.max(tokens / booking.block_tokens.max(1));
+        booking.answer_blocks = before.1.max(tokens / booking.key.block_tokens.max(1));
         let after = (booking.context_tokens(), booking.answer_blocks);
         self.context_tokens += after.0 - before.0;
         self.answer_blocks += (after.1 - before.1) as usize;
@@ -298,7 +298,10 @@ mod tests {
     fn prefill_follows_the_stored_blocks_and_ends_at_the_last_full_one() {
         let now = Instant::now();
         let mut book = RankBook::default();
-        book.add(RequestId(1), Booking::new(&ask(1, 70, 0..4), 16, 54, now, Prefill::BY_EVENTS));
+        book.add(
+            RequestId(1),
+            Booking::new(&ask(1, 70, 0..4), SequenceKey::of_size(16), 54, now, Prefill::BY_EVENTS),
+        );
         book.progress(|_| 2, now);
         assert_eq!(book.load().prefill_tokens, 38);
         assert_eq!(book.load().unfinished_tokens, 54, "Dynamo's figure does not follow progress");
@@ -319,7 +322,10 @@ mod tests {
         for (prefill, left) in [(lossy, 64), (Prefill::BY_EVENTS, 128)] {
             let mut book = RankBook::default();
             for (id, blocks) in [(1, 0..4), (2, 10..14), (3, 20..24)] {
-                book.add(RequestId(id), Booking::new(&ask(id, 64, blocks), 16, 64, now, prefill));
+                book.add(
+                    RequestId(id),
+                    Booking::new(&ask(id, 64, blocks), SequenceKey::of_size(16), 64, now, prefill),
+                );
             }
             book.progress(|sequence| if sequence[0].0 == 10 { 4 } else { 0 }, now);
             assert_eq!(
@@ -337,7 +343,7 @@ mod tests {
         let due = now + Duration::from_secs(1);
         let timed = Prefill { by_events: false, done_at: Some(due) };
         let mut book = RankBook::default();
-        book.add(RequestId(1), Booking::new(&ask(1, 5, 0..0), 16, 5, now, timed));
+        book.add(RequestId(1), Booking::new(&ask(1, 5, 0..0), SequenceKey::of_size(16), 5, now, timed));
         book.progress(|_| 9, now);
         book.tick(due - Duration::from_millis(1));
         assert_eq!((book.load().decoding, book.load().prefill_tokens), (0, 5));
@@ -350,9 +356,13 @@ mod tests {
         let now = Instant::now();
         let mut book = RankBook::default();
         let first = ask(1, 64, 0..4);
-        book.add(first.id, Booking::new(&first, 16, 64, now, Prefill::BY_EVENTS));
-        assert_eq!(book.shared(&first.prompt, 16), (4, 48));
-        assert_eq!(book.shared(&ask(2, 100, 0..6).prompt, 16), (4, 64));
-        assert_eq!(book.shared(&first.prompt, 32), (0, 0), "no hashes of that block size");
+        book.add(first.id, Booking::new(&first, SequenceKey::of_size(16), 64, now, Prefill::BY_EVENTS));
+        assert_eq!(book.shared(&first.prompt, SequenceKey::of_size(16)), (4, 48));
+        assert_eq!(book.shared(&ask(2, 100, 0..6).prompt, SequenceKey::of_size(16)), (4, 64));
+        assert_eq!(
+            book.shared(&first.prompt, SequenceKey::of_size(32)),
+            (0, 0),
+            "no hashes of that block size"
+        );
     }
 }

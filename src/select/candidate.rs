@@ -1,7 +1,8 @@
 //! Who may serve a request, as the index, HAProxy and the engine see it at this moment.
 
+use super::ask::SequenceKey;
 use super::choose::Excluded;
-use crate::units::RankId;
+use crate::units::{RankId, Revision};
 
 /// One rank of the pool.
 #[derive(Clone, Debug)]
@@ -10,6 +11,8 @@ pub struct Candidate {
     pub rank: RankId,
     /// Why HAProxy would not send a request there, if so: then it is never named.
     pub excluded: Option<Excluded>,
+    /// What makes its prompts.
+    pub revision: Revision,
     /// Tokens in one of its blocks, above 0.
     pub block_tokens: u32,
     /// Leading blocks of the prompt in its GPU tier.
@@ -39,6 +42,7 @@ impl Candidate {
         Self {
             rank,
             excluded: None,
+            revision: Revision(0),
             block_tokens,
             gpu_blocks: 0,
             cpu_blocks: 0,
@@ -49,6 +53,12 @@ impl Candidate {
             slots: Slots { in_flight: 0, limit: None, queued: 0, booked: 0 },
             reported: None,
         }
+    }
+
+    /// Which of a prompt's sequences is this rank's.
+    #[must_use]
+    pub const fn key(&self) -> SequenceKey {
+        SequenceKey { revision: self.revision, block_tokens: self.block_tokens }
     }
 }
 

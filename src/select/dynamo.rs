@@ -1,5 +1,6 @@
 //! NVIDIA Dynamo's cost (1.6.1), under its own names, for those who know its knobs. The unit is blocks.
 
+use super::ask::PromptBlocks;
 use super::candidate::Candidate;
 use super::choose::Terms;
 use crate::config::DynamoWeights;
@@ -55,11 +56,12 @@ impl DynamoConfig {
     /// Prices the candidates that can be chosen; `terms` and `candidates` are in the same order. Blocks count as the
     /// index has them, the last one included. Bookings count as load only; `uncached_tokens` becomes Dynamo's
     /// `effective_prefill_tokens`, which is what a booking adds.
-    pub(super) fn price(&self, terms: &mut [Terms], candidates: &[Candidate], prompt_tokens: u32) {
-        let isl = f64::from(prompt_tokens);
+    pub(super) fn price(&self, terms: &mut [Terms], candidates: &[Candidate], prompt: &PromptBlocks) {
         let open = terms.iter().filter(|t| t.excluded.is_none());
         let least_prefill = open.map(|t| t.load.unfinished_tokens as f64).fold(f64::INFINITY, f64::min);
         for (terms, candidate) in terms.iter_mut().zip(candidates).filter(|(t, _)| t.excluded.is_none()) {
+            let prompt_tokens = prompt.tokens(candidate.key());
+            let isl = f64::from(prompt_tokens);
             let block = f64::from(candidate.block_tokens.max(1));
             let blocks = |count: u32| if candidate.trusted { f64::from(count) } else { 0.0 };
             let (device, host, disk) =

@@ -38,7 +38,7 @@ mod simulation;
 mod testing;
 mod weigh;
 
-pub use ask::{Ask, PromptBlocks};
+pub use ask::{Ask, PromptBlocks, Sequence, SequenceKey};
 pub use candidate::{Candidate, EngineLoad, Slots};
 pub use choose::{Choice, Excluded, Reason, Terms};
 pub use config::{Policy, SchedulerConfig};

@@ -294,7 +294,7 @@ impl Scheduler {
             self.sessions.set(session, candidate.rank);
         }
         self.means.uncached_tokens.update(terms.uncached_tokens.into());
-        self.means.context_tokens.update(ask.prompt.tokens().into());
+        self.means.context_tokens.update(ask.prompt.tokens(candidate.key()).into());
         self.remember(ask, candidate);
         if let Some(state) = self.ranks.get_mut(&candidate.rank) {
             state.turns += terms.scarcity;
@@ -320,19 +320,19 @@ impl Scheduler {
         let in_turn = terms.queue_tokens + f64::from(terms.uncached_tokens);
         // Events tell the end of a prefill by its last full block: not for prompts that have none, nor where it is
         // cached already, nor for ranks whose events do not count. Where some are lost, that one may be among them.
-        let full_blocks = ask.prompt.sequence(candidate.block_tokens).len();
+        let full_blocks = ask.prompt.sequence(candidate.key()).len();
         let held_blocks =
             candidate.gpu_blocks.saturating_add(candidate.cpu_blocks).saturating_add(candidate.disk_blocks);
         let prefill = if !candidate.trusted {
             Prefill { by_events: false, done_at: tokens(in_turn) }
         } else if full_blocks <= held_blocks as usize {
-            Prefill { by_events: false, done_at: tokens(ask.prompt.tokens().into()) }
+            Prefill { by_events: false, done_at: tokens(ask.prompt.tokens(candidate.key()).into()) }
         } else if candidate.history_blocks > 0 {
             Prefill { by_events: true, done_at: tokens(LOST_EVENT_PATIENCE * in_turn) }
         } else {
             Prefill::BY_EVENTS
         };
-        let booking = Booking::new(ask, candidate.block_tokens, terms.uncached_tokens, booked_at, prefill);
+        let booking = Booking::new(ask, candidate.key(), terms.uncached_tokens, booked_at, prefill);
         let booking = if self.config.follow_answers { booking.followed() } else { booking };
         state.book.add(ask.id, booking);
         state.watch.see_queue(state.book.load().prefill_tokens, now);
@@ -356,7 +356,7 @@ impl Scheduler {
         match candidate.history_blocks as usize {
             0 if state.history.blocks() == 0 => {}
             0 => state.history = History::default(),
-            blocks => state.history.add(ask.prompt.sequence(candidate.block_tokens), blocks.min(share)),
+            blocks => state.history.add(ask.prompt.sequence(candidate.key()), blocks.min(share)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A small pool for tests: ranks with unbounded caches that store a prompt when told to.
 
-use super::{Ask, Candidate, Choice, Policy, PromptBlocks, Scheduler, SchedulerConfig};
+use super::{Ask, Candidate, Choice, Policy, PromptBlocks, Scheduler, SchedulerConfig, SequenceKey};
 use crate::hash::HashKey;
 use crate::units::{RankId, RequestId, SequenceHash, TokenId};
 use std::collections::HashSet;
@@ -52,7 +52,7 @@ impl Pool {
     pub(super) fn seen(&self, prompt: &PromptBlocks) -> Vec<Candidate> {
         let depth = |rank: RankId| {
             let held = |hash: &&SequenceHash| self.caches[rank.index()].contains(*hash);
-            prompt.sequence(BLOCK_TOKENS).iter().take_while(held).count() as u32
+            prompt.sequence(SequenceKey::of_size(BLOCK_TOKENS)).iter().take_while(held).count() as u32
         };
         let seen =
             |candidate: &Candidate| Candidate { gpu_blocks: depth(candidate.rank), ..candidate.clone() };
@@ -66,7 +66,7 @@ impl Pool {
 
     /// Puts a prompt into a rank's cache without any request.
     pub(super) fn store(&mut self, rank: RankId, prompt: &PromptBlocks) {
-        self.caches[rank.index()].extend(prompt.sequence(BLOCK_TOKENS));
+        self.caches[rank.index()].extend(prompt.sequence(SequenceKey::of_size(BLOCK_TOKENS)));
     }
 
     /// The rank prefills what is booked there of this prompt, and says so.

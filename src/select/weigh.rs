@@ -19,7 +19,7 @@ impl Scheduler {
     }
 
     fn weigh_one(&self, ask: &Ask, candidate: &Candidate, greatest_weight: u32, now: Instant) -> Terms {
-        let prompt_tokens = ask.prompt.tokens();
+        let prompt_tokens = ask.prompt.tokens(candidate.key());
         let block_tokens = candidate.block_tokens.max(1);
         let mut terms = Terms {
             rank: candidate.rank,
@@ -59,13 +59,14 @@ impl Scheduler {
     /// What the rank holds of the prompt, will hold by its bookings, and must compute.
     fn add_prefix(&self, terms: &mut Terms, state: &RankState, ask: &Ask, candidate: &Candidate) {
         let Overlap { gpu_tokens, cpu_tokens, .. } = terms.confirmed;
-        let (shared_blocks, shared_tokens) = state.book.shared(&ask.prompt, terms.block_tokens);
+        let key = candidate.key();
+        let (shared_blocks, shared_tokens) = state.book.shared(&ask.prompt, key);
         let sent_tokens = match candidate.history_blocks {
             0 => 0,
             _ => {
-                let depth = state.history.depth(ask.prompt.sequence(terms.block_tokens));
+                let depth = state.history.depth(ask.prompt.sequence(key));
                 let blocks = u32::try_from(depth).unwrap_or(u32::MAX);
-                usable_tokens(blocks, terms.block_tokens, ask.prompt.tokens())
+                usable_tokens(blocks, key.block_tokens, ask.prompt.tokens(key))
             }
         };
         let on_gpu = gpu_tokens.max(shared_tokens);
@@ -80,7 +81,7 @@ impl Scheduler {
         terms.shared_blocks = shared_blocks;
         terms.booked_tokens = on_gpu - gpu_tokens;
         terms.history_tokens = sent_beyond;
-        terms.uncached_tokens = (f64::from(ask.prompt.tokens()) - saved).max(1.0).round() as u32;
+        terms.uncached_tokens = (f64::from(ask.prompt.tokens(key)) - saved).max(1.0).round() as u32;
     }
 
     /// What the rank has to do besides. Weights are shares of the load, so the load of a server of half the weight
@@ -116,9 +117,9 @@ impl Scheduler {
         let requests = |terms: &Terms, candidate: &Candidate| candidate.slots.occupied(terms.load.requests);
         let key = match self.policy {
             Policy::SessionHash => ask.session,
-            Policy::PrefixHash { head_tokens } => terms.first().and_then(|first| {
-                let sequence = ask.prompt.sequence(first.block_tokens);
-                let blocks = (head_tokens / first.block_tokens).max(1) as usize;
+            Policy::PrefixHash { head_tokens } => candidates.first().and_then(|first| {
+                let sequence = ask.prompt.sequence(first.key());
+                let blocks = (head_tokens / first.block_tokens.max(1)).max(1) as usize;
                 sequence.get(blocks.min(sequence.len()).checked_sub(1)?).map(|hash| hash.0)
             }),
             _ => None,
@@ -129,7 +130,7 @@ impl Scheduler {
                 Ties::Band { blocks: cost.band_blocks }
             }
             (Policy::Dynamo(dynamo), _) => {
-                dynamo.price(terms, candidates, ask.prompt.tokens());
+                dynamo.price(terms, candidates, &ask.prompt);
                 Ties::Exact
             }
             (Policy::RoundRobin, _) => {

@@ -148,6 +148,14 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "prompt.cache_bytes",
+        form: Form::Bytes,
+        what: "the bound of what each pool keeps of earlier prompts (`token_cache_bytes`), for each of its revisions; `0` keeps \
+               nothing",
+        breaks: Sides("the turns of a conversation are tokenized again", "memory for what nobody asks again"),
+        ..PLAIN
+    },
+    Knob {
         key: "index.max_bytes",
         form: Form::Bytes,
         what: "the bound of each pool's index; beyond it the blocks not looked up for longest go. About 35 bytes a block",

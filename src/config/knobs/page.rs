@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, fmt::Write};
 /// A file in which each list has an entry, so that every key is seen, with a value for each of these.
 fn one_of_each(threads: &str, pool: &str, replica: &str) -> String {
     format!(
-        "{threads}\n[[pool]]\nbackend = \"b\"\n{pool}\n[[pool.replica]]\nserver = \"s\"\n{replica}\n\
+        "{threads}\n[[pool]]\nbackend = \"b\"\n{pool}\n[[pool.revision]]\nname = \"r\"\n[[pool.replica]]\nserver = \"s\"\n{replica}\n\
          [[pool.override]]\nserver = \"s\"\n{replica}\n"
     )
 }
@@ -70,7 +70,7 @@ pub(super) fn page() -> String {
 
 fn heading(page: &mut String, section: &str) {
     let title = match section {
-        "pool" => "[[pool]]".to_owned(),
+        "pool" | "pool.revision" => format!("[[{section}]]"),
         "pool.replica" => "[[pool.replica]] and [[pool.override]]".to_owned(),
         section => format!("[{section}]"),
     };
@@ -80,6 +80,9 @@ fn heading(page: &mut String, section: &str) {
              of the file, what it cannot tell itself.\n"
         }
         "pool.prompt" => "\nWhat `vllm serve` was given that changes its prompts, by vLLM's own names.\n",
+        "pool.revision" => {
+            "\nHow a part of the replicas makes prompts, while a fleet changes from one chat template to the next.\n"
+        }
         "pool.http" => "\nHow the replicas are reached by HTTP.\n",
         _ => "",
     };

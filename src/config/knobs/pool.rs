@@ -101,6 +101,30 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "pool.revision.name",
+        form: Form::Text("NAME"),
+        unset: "required",
+        what: "by which replicas name it (`revision`)",
+        breaks: Wrong("the file is refused"),
+        ..PLAIN
+    },
+    Knob {
+        key: "pool.revision.model_dir",
+        form: Form::Text("DIR"),
+        unset: "the pool's",
+        what: "the tokenizer and chat template of these replicas",
+        breaks: Wrong("what they hold is not found"),
+        ..PLAIN
+    },
+    Knob {
+        key: "pool.revision.prompt",
+        form: Form::Table,
+        unset: "the pool's",
+        what: "the keys of `[pool.prompt]` for these replicas, in place of all of the pool's",
+        breaks: Wrong("as above"),
+        ..PLAIN
+    },
+    Knob {
         key: "pool.events.port_base",
         form: Form::Count("port"),
         flag: Some("kv-events-port-base"),
@@ -249,6 +273,14 @@ pub(super) const KEYS: &[Knob] = &[
         unset: "1, or as many as are listed",
         what: "data-parallel ranks; rank *n* is at both ports + *n*",
         breaks: Sides("the caches of other ranks are not known", "ranks that nobody hears count as empty"),
+        ..PLAIN
+    },
+    Knob {
+        key: "pool.replica.revision",
+        form: Form::Text("NAME"),
+        unset: "the pool's own",
+        what: "the `[[pool.revision]]` by which it makes prompts",
+        breaks: Wrong("what it holds is not found"),
         ..PLAIN
     },
 ];

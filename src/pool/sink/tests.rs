@@ -3,9 +3,9 @@ use crate::{
     config,
     events::{DegradedReason, Groups, SuspendReason},
     hash::HashKey,
-    pool::{FeedFault, RankState, Watch, view::UNREACHABLE_AFTER},
+    pool::{FeedFault, Lookup, RankState, Rendered, Watch, view::UNREACHABLE_AFTER},
     select::{Ask, Policy, Scheduler, SchedulerConfig},
-    units::{RequestId, TokenId},
+    units::{RequestId, Revision, TokenId},
 };
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -81,8 +81,13 @@ impl Scene {
     fn matched(&self, tokens: &[u32], model: Option<&str>) -> u32 {
         let tokens: Vec<TokenId> = tokens.iter().copied().map(TokenId).collect();
         let root = self.pool.root(model, None);
-        self.pool.lookup(Some(&tokens), &[], root, tokens.len() as u32, Instant::now()).candidates[0]
-            .gpu_blocks
+        self.look_up(&tokens, root).candidates[0].gpu_blocks
+    }
+
+    fn look_up(&self, tokens: &[TokenId], root: SequenceHash) -> Lookup {
+        let prompt_tokens = tokens.len() as u32;
+        let prompt = Rendered { revision: Revision(0), tokens, media: &[], root, prompt_tokens };
+        self.pool.lookup(&[prompt], prompt_tokens, Instant::now())
     }
 
     fn fault(&self) -> Option<FeedFault> {
@@ -258,7 +263,7 @@ fn what_is_stored_behind_a_booked_prompt_is_its_answer() {
     scene.state(FeedState::Exact);
     scene.apply(json!([stored(90, 4, &[9, 9, 9, 9])]));
     let tokens = PROMPT.map(TokenId);
-    let found = scene.pool.lookup(Some(&tokens), &[], scene.key.plain_root(), 8, Instant::now());
+    let found = scene.look_up(&tokens, scene.key.plain_root());
     let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
     assert!(scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
     let load = |scene: &Scene| scene.pool.scheduler.lock().loads().next().expect("a rank").1;
@@ -278,7 +283,7 @@ fn what_was_sent_counts_only_where_events_do_not_tell_all_and_is_forgotten_with_
     let mut scene = Scene::connecting();
     let candidate = |scene: &Scene| {
         let tokens = PROMPT.map(TokenId);
-        let found = scene.pool.lookup(Some(&tokens), &[], scene.key.plain_root(), 8, Instant::now());
+        let found = scene.look_up(&tokens, scene.key.plain_root());
         let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
         scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now());
         scene.pool.scheduler.lock().end(RequestId(1), None, Instant::now());

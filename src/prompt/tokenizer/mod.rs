@@ -19,6 +19,7 @@ use huggingface::HuggingFace;
 use lines::Lines;
 use serde_json::Value;
 use std::fmt;
+use std::time::Duration;
 
 /// A way to turn text into ids, one for each library.
 pub trait Tokenize: Send + Sync + fmt::Debug {
@@ -198,6 +199,13 @@ pub(super) struct Encoded {
     pub(super) work: Work,
 }
 
+impl Encoded {
+    pub(super) const fn rendered_in(mut self, rendering: Duration) -> Self {
+        self.work.rendering = rendering;
+        self
+    }
+}
+
 /// What it took to tokenize a prompt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
@@ -207,6 +215,8 @@ pub struct Work {
     pub pieces: usize,
     /// How many of them were tokenized before.
     pub reused_pieces: usize,
+    /// How long the chat template ran.
+    pub rendering: Duration,
 }
 
 impl std::ops::Add for Work {
@@ -217,6 +227,7 @@ impl std::ops::Add for Work {
             text_bytes: self.text_bytes + other.text_bytes,
             pieces: self.pieces + other.pieces,
             reused_pieces: self.reused_pieces + other.reused_pieces,
+            rendering: self.rendering + other.rendering,
         }
     }
 }

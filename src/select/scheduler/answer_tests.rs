@@ -20,7 +20,7 @@ fn asked() -> Arc<PromptBlocks> {
 
 /// The blocks of that prompt, and behind them those of an answer.
 fn with_answer(number: u32) -> Vec<SequenceHash> {
-    prompt(&[(1, 70), (number, 100)]).sequence(16).to_vec()
+    prompt(&[(1, 70), (number, 100)]).sequence(SequenceKey::of_size(16)).to_vec()
 }
 
 /// The rank stores these blocks of a sequence.
@@ -103,7 +103,7 @@ fn another_booked_prompt_that_goes_on_from_there_is_no_answer() {
     book(&mut pool, &asked());
     let longer = prompt(&[(1, 70), (9, 90)]);
     book(&mut pool, &longer);
-    store(&mut pool, longer.sequence(16), 4..10);
+    store(&mut pool, longer.sequence(SequenceKey::of_size(16)), 4..10);
     pool.prefill(R0, &longer);
     assert_eq!(load(&pool).context_tokens, 70 + 160);
     store(&mut pool, &with_answer(7), 4..5);
@@ -119,7 +119,7 @@ fn what_has_no_known_beginning_or_was_stored_before_counts_for_nobody() {
     store(&mut pool, &sequence, 6..7);
     assert_eq!(load(&pool).context_tokens, 70);
     let short = book(&mut pool, &prompt(&[(2, 10)]));
-    store(&mut pool, prompt(&[(2, 10), (9, 90)]).sequence(16), 1..4);
+    store(&mut pool, prompt(&[(2, 10), (9, 90)]).sequence(SequenceKey::of_size(16)), 1..4);
     assert_eq!(load(&pool).context_tokens, 80, "a prompt without a full block is not followed");
     pool.scheduler.end(short.id, None, pool.now);
 }

@@ -1,7 +1,7 @@
 //! How bookings go on: their prefill, the growth of their answers, moves and ends.
 
 use super::{Ended, Scheduler, recent_tokens};
-use crate::select::ask::{Ask, PromptBlocks};
+use crate::select::ask::{Ask, PromptBlocks, SequenceKey};
 use crate::select::booking::RankBook;
 use crate::select::candidate::Candidate;
 use crate::select::history::History;
@@ -83,10 +83,12 @@ impl Scheduler {
             let (rank, _) = self.ranks.iter().find(|(rank, other)| {
                 **rank != from
                     && other.open
-                    && other.book.shared(&booking.prompt, booking.block_tokens).0 < blocks
+                    && other.book.shared(&booking.prompt, booking.key).0 < blocks
                     && stored_blocks(**rank, booking.sequence()) >= blocks
             })?;
-            Some((id, Candidate { gpu_blocks: blocks, ..Candidate::idle(*rank, booking.block_tokens) }))
+            // It has stored what the booked rank would have, so its key is the same.
+            let SequenceKey { revision, block_tokens } = booking.key;
+            Some((id, Candidate { gpu_blocks: blocks, revision, ..Candidate::idle(*rank, block_tokens) }))
         });
         found.collect()
     }

@@ -81,10 +81,10 @@ fn take(pool: &mut Pool, step: &Step) {
         Step::Lose(id) => drop(pool.scheduler.lose(RequestId(id.into()))),
         Step::Prefill { rank, head, tail } => pool.prefill(RankId(rank.into()), &step_prompt(head, tail)),
         Step::Answer { rank, head, tail, blocks } => {
-            let asked = step_prompt(head, tail).sequence(BLOCK_TOKENS).len();
+            let asked = step_prompt(head, tail).sequence(SequenceKey::of_size(BLOCK_TOKENS)).len();
             let [first, second] = step_segments(head, tail);
             let answered = prompt(&[first, second, (300, 100)]);
-            let answered = answered.sequence(BLOCK_TOKENS);
+            let answered = answered.sequence(SequenceKey::of_size(BLOCK_TOKENS));
             for at in asked.max(1)..asked.max(1) + usize::from(blocks) {
                 pool.scheduler.grow(RankId(rank.into()), answered[at - 1], answered[at]);
             }
@@ -157,7 +157,7 @@ proptest! {
             take(&mut pool, &step);
             let live: Vec<_> = (0..24u8)
                 .filter_map(|id| pool.scheduler.booking(RequestId(id.into())))
-                .map(|(rank, prompt)| (rank, u64::from(prompt.tokens())))
+                .map(|(rank, prompt)| (rank, u64::from(prompt.tokens(SequenceKey::of_size(BLOCK_TOKENS)))))
                 .collect();
             prop_assert!(live.len() <= 16);
             for (rank, load) in pool.scheduler.loads() {
