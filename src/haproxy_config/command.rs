@@ -227,10 +227,13 @@ fn described(edit: &Edit) -> String {
 
 /// A start of our own configuration.
 fn kvspoa_toml(cfg: &HaproxyCfg, site: &Site, names: &Names) -> String {
-    let socket = cfg.global().find(|line| line.begins(&["stats", "socket"]));
+    // One that is meant for us, else the first.
+    let mut sockets: Vec<_> = cfg.global().filter(|line| line.begins(&["stats", "socket"])).collect();
+    sockets.sort_by_key(|line| !line.mentions("kvspoa"));
+    let socket = sockets.first();
     let socket = socket.map(|line| line.word(2)).map(|path| path.strip_prefix("unix@").unwrap_or(path));
     let mut text = format!(
-        "haproxy.socket = {}\nspop.listen = {}\nlog.listen = {}\n",
+        "# HAProxy's `stats socket`; kvspoa's user must be able to open it.\nhaproxy.socket = {}\nspop.listen = {}\nlog.listen = {}\n",
         quoted(socket.unwrap_or("/run/haproxy/admin.sock")),
         quoted(&names.agent),
         quoted(&names.log_to),
