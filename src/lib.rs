@@ -4,7 +4,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`units`], [`hash`], `recent`, [`pulse`], [`metrics`] | identifiers, the hash chain, bounded caches, signs of life, every metric's name |
+//! | [`units`], [`hash`], `recent`, [`pulse`], [`machine`], [`metrics`] | identifiers, the hash chain, bounded caches, signs of life, the machine's memory, every metric's name |
 //! | [`spop`] | the protocol between HAProxy and its agents |
 //! | [`request`] | what HAProxy hands over → what must be routed |
 //! | [`events`] | the replicas' KV events: wire formats, sequence numbers, sockets |
@@ -37,6 +37,7 @@ pub mod hash;
 pub mod hub;
 pub mod index;
 pub mod lifecycle;
+pub mod machine;
 pub mod metrics;
 pub mod pool;
 pub mod prompt;

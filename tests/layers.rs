@@ -6,7 +6,7 @@ use std::{collections::HashMap, fs, path::Path};
 /// From the bottom up; what stands in one row may not import each other.
 const LAYERS: &[&[&str]] = &[
     &["units"],
-    &["hash", "metrics", "pulse", "recent"],
+    &["hash", "machine", "metrics", "pulse", "recent"],
     &["spop"],
     &["events", "lifecycle", "request", "haproxy_config"],
     &["config"],

@@ -6,6 +6,7 @@ mod files;
 mod fleet;
 mod listing;
 mod members;
+mod memory;
 pub mod parity;
 mod polls;
 mod reload;
@@ -14,6 +15,7 @@ mod settle;
 mod watched;
 
 pub use error::AgentError;
+pub use memory::memory_bounds;
 
 use crate::{
     admin::Admin,

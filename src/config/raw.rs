@@ -286,6 +286,7 @@ pub(super) struct RawHttp {
 pub(super) struct RawEvents {
     pub(super) port_base: Count<1, 65_535>,
     pub(super) replay_offset: Count<1, 65_535>,
+    pub(super) token_port_base: Option<Count<1, 65_535>>,
     pub(super) node_rank: NodeRank,
     pub(super) listen: Option<ListenEndpoint>,
 }
@@ -297,6 +298,8 @@ impl Default for RawEvents {
             port_base: Count(5557),
             // Ray's; vLLM's examples have 5558, which is the second rank's.
             replay_offset: Count(1000),
+            // Ray's is 7557, but only its own replicas take tokens.
+            token_port_base: None,
             node_rank: NodeRank::default(),
             listen: None,
         }

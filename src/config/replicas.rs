@@ -67,6 +67,8 @@ pub struct EventPorts {
     pub base: u16,
     /// From a PUB port to its replay port.
     pub replay_offset: u16,
+    /// Where a machine's first rank takes prompts' tokens, if replicas do that: those of Ray Serve.
+    pub tokens: Option<u16>,
     /// Which rank of its machine a replica begins with.
     pub node_rank: NodeRank,
 }
@@ -129,6 +131,7 @@ impl From<&RawEvents> for EventPorts {
             listen: raw.listen.as_ref().map(|listen| listen.0.clone()),
             base: raw.port_base.0 as u16,
             replay_offset: raw.replay_offset.0 as u16,
+            tokens: raw.token_port_base.map(|port| port.0 as u16),
             node_rank: raw.node_rank,
         }
     }

@@ -4,7 +4,7 @@
 use super::knobs::Bounded;
 use crate::events::Endpoint;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::{fmt, marker::PhantomData, ops::Range, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, marker::PhantomData, net::IpAddr, ops::Range, path::PathBuf, str::FromStr, time::Duration};
 
 /// A place in the file's text, in bytes.
 pub type Span = Range<usize>;
@@ -120,6 +120,19 @@ impl HostPort {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The host, without the brackets of an IPv6 address.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        let host = self.0.rsplit_once(':').map_or("", |(host, _)| host);
+        host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+    }
+
+    /// Whether it is on this machine for certain.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        self.host() == "localhost" || self.host().parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+    }
 }
 
 impl fmt::Display for HostPort {
@@ -156,8 +169,7 @@ impl HttpAddr {
     /// The host, without the brackets of an IPv6 address.
     #[must_use]
     pub fn host(&self) -> &str {
-        let host = self.at.0.rsplit_once(':').map_or("", |(host, _)| host);
-        host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+        self.at.host()
     }
 
     /// The port.

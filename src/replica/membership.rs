@@ -184,9 +184,23 @@ impl Membership {
     pub fn desired(&self) -> Vec<Replica> {
         let ports = &self.ports;
         let mut on_host: HashMap<&str, u16> = HashMap::new();
+        let mut takers_on_host: HashMap<&str, u16> = HashMap::new();
         let mut desired = Vec::new();
         for known in &self.known {
             let Known { replica, sources } = known;
+            let first_of = |next: &mut u16, ranks: u16| {
+                let first = match ports.node_rank {
+                    NodeRank::Order => *next,
+                    NodeRank::Name => trailing_number(&replica.server),
+                };
+                *next = next.saturating_add(ranks);
+                first
+            };
+            // Counted before it is known whether they have joined: a port must not change when another replica does.
+            let first_taker = ports.tokens.zip(replica.http.as_ref()).map(|(base, http)| {
+                let next = takers_on_host.entry(http.host()).or_default();
+                (base.saturating_add(first_of(next, known.count_ranks())), http.host())
+            });
             let ranks = match (&replica.http, sources) {
                 _ if known.is_told() => replica.ranks.clone(),
                 (Some(http), Some(Sources::Told(sources))) => {
@@ -201,12 +215,7 @@ impl Membership {
                     (0..*ranks).map(|rank| Rank { events: listen(rank), ..Rank::default() }).collect()
                 }
                 (Some(http), Some(Sources::NoPage { ranks })) => {
-                    let next = on_host.entry(http.host()).or_default();
-                    let first = match ports.node_rank {
-                        NodeRank::Order => *next,
-                        NodeRank::Name => trailing_number(&replica.server),
-                    };
-                    *next = next.saturating_add(*ranks);
+                    let first = first_of(on_host.entry(http.host()).or_default(), *ranks);
                     (0..*ranks)
                         .map(|rank| by_convention(ports, http.host(), first.saturating_add(rank)))
                         .collect()
@@ -220,6 +229,11 @@ impl Membership {
                 let listens = rank.events.as_ref().is_some_and(Endpoint::listens);
                 rank.topic = replica.topic.clone().or(rank.topic.take()).filter(|_| listens);
             }
+            if let Some((first, host)) = first_taker {
+                for (rank, port) in ranks.iter_mut().zip(first..) {
+                    rank.tokens = rank.tokens.take().or_else(|| Endpoint::at(host, port).ok());
+                }
+            }
             desired.push(Replica { ranks, ..replica.clone() });
         }
         desired
@@ -230,6 +244,16 @@ impl Known {
     /// Whether the configuration tells the event endpoints, or there is nobody to ask.
     const fn is_told(&self) -> bool {
         !self.replica.ranks.is_empty() || self.replica.http.is_none()
+    }
+
+    /// As far as is known; at least one.
+    fn count_ranks(&self) -> u16 {
+        let told = match &self.sources {
+            Some(Sources::Told(sources)) => sources.len(),
+            Some(Sources::NoPage { ranks }) => usize::from(*ranks),
+            Some(Sources::Silent) | None => 0,
+        };
+        u16::try_from(self.replica.ranks.len().max(told).max(1)).unwrap_or(u16::MAX)
     }
 }
 

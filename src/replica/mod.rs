@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `socket` | the client of HAProxy's runtime socket: the only I/O here |
 //! | `table`, `servers` | its answers by column name, and the servers of one backend made of them |
+//! | `buffers` | what HAProxy's buffers may cost, by its answers |
 //! | `engine`, `models`, `sources` | the engine's `/metrics` page, what it serves, and where its KV events are |
 //! | `membership` | which replicas the pool should have |
 //! | `token_channel` | the line on which a replica of Ray Serve takes prompts' tokens |
 //! | `sightings` | what the last polls prove about requests whose end nobody told |
 
+mod buffers;
 mod engine;
 mod membership;
 mod models;
@@ -19,6 +21,7 @@ mod sources;
 mod table;
 mod token_channel;
 
+pub use buffers::{BUFFER_COMMANDS, Buffers};
 pub use engine::{EngineReport, parse_engine_page};
 pub use membership::{Change, Membership, changes};
 pub use models::{ServedModel, parse_models};

@@ -59,6 +59,15 @@ pub struct SchedulerConfig {
     pub lease: Duration,
 }
 
+impl SchedulerConfig {
+    /// The most that bookings and histories take, in bytes.
+    #[must_use]
+    pub const fn max_bytes(&self) -> usize {
+        let history = self.max_history_blocks.saturating_mul(32);
+        history.saturating_add(self.max_booked_hashes.saturating_mul(16))
+    }
+}
+
 impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {

@@ -158,7 +158,7 @@ pub(super) const KEYS: &[Knob] = &[
     Knob {
         key: "index.max_bytes",
         form: Form::Bytes,
-        what: "the bound of each pool's index; beyond it the blocks not looked up for longest go. About 35 bytes a block",
+        what: "the bound of each pool's index; beyond it the blocks not looked up for longest go. About 40 bytes a block",
         breaks: Sides(
             "cached prefixes are not found (`index_full`)",
             "memory, if the replicas hold that many blocks",

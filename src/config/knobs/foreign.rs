@@ -122,6 +122,14 @@ pub const FOREIGN: &[Foreign] = &[
         why: "of all pools; in Ray an entry of `experimental_configs`",
     },
     Foreign {
+        name: "KV_TOKEN_PORT_BASE",
+        owner: Ray,
+        default: "7557",
+        read: any,
+        effect: Sets("pool.events.token_port_base"),
+        why: "likewise. Unset, tokens go only where a replica's `tokens` says, since stock vLLM takes none",
+    },
+    Foreign {
         name: "KV_INDEXER_THREADS",
         owner: Ray,
         default: "4",

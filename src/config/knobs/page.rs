@@ -22,7 +22,11 @@ pub(super) fn defaults() -> BTreeMap<String, Value> {
 
 /// The bounds of every key that has some. Those without a default are given a value to see them.
 pub(super) fn bounds() -> BTreeMap<String, Bounded> {
-    let text = one_of_each("prompt.threads = 1", "max_model_len = 1", "cache_blocks = 1\nranks = 1");
+    let text = one_of_each(
+        "prompt.threads = 1",
+        "max_model_len = 1\nevents.token_port_base = 1",
+        "cache_blocks = 1\nranks = 1",
+    );
     let bounds = values(&text).into_iter().map(|(key, value)| Some((key, Bounded::of(&value)?)));
     bounds.flatten().collect()
 }

@@ -140,6 +140,17 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "pool.events.token_port_base",
+        form: Form::Count("port"),
+        flag: Some("kv-token-port-base"),
+        what: "where replicas of Ray Serve take prompts' tokens ahead of their requests (docs/ray.md): the port of a machine's \
+               first rank; the others' follow",
+        breaks: Wrong(
+            "the replicas tokenize again (`token_pushes_total`); stock vLLM takes none in any case",
+        ),
+        ..PLAIN
+    },
+    Knob {
         key: "pool.events.node_rank",
         form: Form::Text("RULE"),
         what: "how such ranks are counted where a machine has several replicas: in the `order` of HAProxy's servers, or by \

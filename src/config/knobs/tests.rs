@@ -134,7 +134,7 @@ fn every_name_of_others_that_sets_a_key_does() {
         assert_eq!(setting(&loaded, knob.key), (shown.to_owned(), origin), "{name}");
         set += 1;
     }
-    assert_eq!(set, 12);
+    assert_eq!(set, 13);
 }
 
 #[test]

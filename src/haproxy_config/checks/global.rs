@@ -14,7 +14,7 @@ const SMALL_BUFSIZE: u64 = 256 * 1024;
 const ADVISED_BUFSIZE: u64 = 1_048_576;
 /// Bytes for each byte of `tune.bufsize` that a client who reads slowly may cost: 2.3 to 3 were measured
 /// (haproxy/README.md, "Memory").
-const BUFFERS_PER_CLIENT: u64 = 3;
+pub const BUFFERS_PER_CLIENT: u64 = 3;
 
 pub(in super::super) fn check(cfg: &HaproxyCfg, site: &Site, found: &mut Vec<Finding>) {
     if site.version < HaproxyVersion::OLDEST {
@@ -102,7 +102,7 @@ fn socket(cfg: &HaproxyCfg, found: &mut Vec<Finding>) {
             Kind::RuntimeSocket,
             None,
             "`global` has no `stats socket`: kvspoa would not learn of servers, states and weights",
-            "Add `stats socket /run/haproxy/kvspoa.sock mode 660 group kvspoa level user`",
+            "Add `stats socket /run/haproxy/admin.sock mode 660 level admin` (`level user` is enough for kvspoa)",
         ));
     } else if !sockets.iter().any(can_switch) {
         found.push(Finding::new(

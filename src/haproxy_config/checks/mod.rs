@@ -5,5 +5,7 @@ pub(super) mod log;
 pub(super) mod pool;
 pub(super) mod spoe;
 
+pub use global::BUFFERS_PER_CLIENT;
+
 #[cfg(test)]
 mod tests;

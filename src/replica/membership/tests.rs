@@ -129,6 +129,29 @@ fn an_older_engine_is_found_by_its_ports() {
 }
 
 #[test]
+fn rays_replicas_take_tokens_at_the_port_of_their_rank_on_the_machine() {
+    let mut membership = of_haproxy();
+    membership.take_servers(&[up("s1", "10.0.0.1"), up("s2", "10.0.0.2"), up("s3", "10.0.0.1")]);
+    for (server, host) in [("s1", "10.0.0.1"), ("s2", "10.0.0.2"), ("s3", "10.0.0.1")] {
+        membership.take_sources(server, &http(host), Sources::NoPage { ranks: 1 });
+    }
+    let tokens = |membership: &Membership| -> Vec<String> {
+        let ranks = membership.desired().into_iter().flat_map(|replica| replica.ranks);
+        ranks.map(|rank| rank.tokens.map_or_else(|| "-".to_owned(), |at| at.to_string())).collect()
+    };
+    assert_eq!(tokens(&membership), ["-", "-", "-"], "stock vLLM takes none");
+    membership.ports.tokens = Some(7557);
+    let by_order = ["tcp://10.0.0.1:7557", "tcp://10.0.0.2:7557", "tcp://10.0.0.1:7558"];
+    assert_eq!(tokens(&membership), by_order);
+    // Whoever tells its own event endpoints, or is told of, has a port all the same.
+    membership.take_sources("s1", &http("10.0.0.1"), Sources::Told(Vec::new()));
+    assert_eq!(tokens(&membership), by_order);
+    membership.ports.node_rank = NodeRank::Name;
+    let by_name = ["tcp://10.0.0.1:7558", "tcp://10.0.0.2:7559", "tcp://10.0.0.1:7560"];
+    assert_eq!(tokens(&membership), by_name);
+}
+
+#[test]
 fn what_the_configuration_says_of_a_server_counts_before_what_it_says_itself() {
     let rank = Rank { events: Endpoint::parse("tcp://10.9.9.9:1").ok(), ..Rank::default() };
     let known =

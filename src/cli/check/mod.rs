@@ -1,11 +1,14 @@
 //! `kvspoa check`: says whether a configuration can be used, and what holds with it.
 
-use super::ConfigArgs;
+mod memory;
+
+use super::{ConfigArgs, block_on};
 use crate::{
     agent,
     config::{Loaded, Origin, Setting},
 };
 use clap::Args;
+use memory::Memory;
 use serde_json::{Value, json};
 
 /// What to check.
@@ -16,11 +19,20 @@ pub(super) struct CheckArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// HAProxy's tune.bufsize, to weigh it against the memory [default: as its runtime socket tells]
+    #[arg(long, value_name = "BYTES")]
+    bufsize: Option<u64>,
+    /// HAProxy's maxconn, likewise
+    #[arg(long, value_name = "NUMBER")]
+    maxconn: Option<u64>,
 }
 
 pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
-    let Loaded { config, settings, warnings } = args.config.file()?.load()?;
+    let Loaded { config, settings, mut warnings } = args.config.file()?.load()?;
     agent::check(&config)?;
+    let memory = block_on(Memory::gather(&config, args.bufsize, args.maxconn))?;
+    let verdict = memory.judge();
+    warnings.extend(verdict.warnings);
     let replicas: usize = config.pools.iter().map(|pool| pool.replicas.len()).sum();
     let file = args.config.config.display();
     if args.json {
@@ -30,6 +42,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             "pools": config.pools.len(),
             "replicas": replicas,
             "settings": settings,
+            "memory": memory.json(),
             "warnings": warnings,
         });
         println!("{all:#}");
@@ -45,6 +58,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     for setting in &settings {
         println!("{:keys$}  {:values$}  {}", setting.key, setting.text(), setting.origin);
     }
+    verdict.lines.iter().for_each(|line| println!("{line}"));
     for warning in warnings {
         eprintln!("warning: {warning}");
     }
