@@ -3,7 +3,7 @@
 mod support;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kvspoa::lifecycle::log_line::Skip;
@@ -14,6 +14,9 @@ use support::http::{self, Connection};
 use support::origin::{Origin, response};
 use support::site::World;
 use support::{eventually, nobody};
+
+/// Clients that ask one request after the other.
+const CLIENTS: usize = 4;
 
 #[test]
 fn the_named_server_gets_the_request_and_the_agent_what_it_needs() {
@@ -244,6 +247,62 @@ fn an_agent_that_is_killed_costs_no_request() {
         });
         let (_, end) = site.ask(&world, "/v1/completions/last");
         assert_eq!(end.skip, Some(Skip::AgentDown));
+    });
+}
+
+#[test]
+fn haproxy_alone_switches_the_agent_off_and_on_under_load() {
+    for_each_binary(|binary| {
+        let agent = StubAgent::answering(&[("server", "r2")]);
+        let world = World::new();
+        let site = world.start(binary, agent.address);
+        site.wait_for_agent("UP");
+        let finished = AtomicUsize::new(0);
+        let stop = AtomicBool::new(false);
+        let more = |count: usize| {
+            let from = finished.load(Ordering::SeqCst);
+            eventually("more requests", || (finished.load(Ordering::SeqCst) >= from + count).then_some(()));
+        };
+        let served =
+            |server: &str| site.haproxy.stat("llm", server, "stot").parse::<u64>().expect("a number");
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..CLIENTS)
+                .map(|client| {
+                    let (site, stop, finished) = (&site, &stop, &finished);
+                    scope.spawn(move || {
+                        let mut count = 0;
+                        while !stop.load(Ordering::SeqCst) {
+                            let answer = http::post(site.http, &format!("/v1/{client}/{count}"), &[]);
+                            assert_eq!(answer.status(), 200, "{answer:?}");
+                            count += 1;
+                            finished.fetch_add(1, Ordering::SeqCst);
+                        }
+                    })
+                })
+                .collect();
+            more(20);
+            assert_eq!(served("r1"), 0, "the agent decides");
+
+            assert_eq!(site.haproxy.command("set server kvspoa_agent/agent state maint").trim(), "");
+            // Those that had asked already.
+            more(CLIENTS * 2);
+            let (asked, before) = (agent.messages().len(), [served("r1"), served("r2")]);
+            more(40);
+            assert_eq!(agent.messages().len(), asked, "nobody asks");
+            let by_balance = [served("r1") - before[0], served("r2") - before[1]];
+            assert!(by_balance.iter().all(|count| *count >= 10), "`balance` decides: {by_balance:?}");
+
+            assert_eq!(site.haproxy.command("set server kvspoa_agent/agent state ready").trim(), "");
+            eventually("the agent is asked again", || (agent.messages().len() > asked + 20).then_some(()));
+            more(CLIENTS * 2);
+            let before = served("r1");
+            more(20);
+            assert_eq!(served("r1"), before, "the agent decides again");
+            stop.store(true, Ordering::SeqCst);
+            for client in clients {
+                client.join().expect("no request failed");
+            }
+        });
     });
 }
 

@@ -5,8 +5,9 @@ mod support;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
-use kvspoa::haproxy_config::{Form, HaproxyConfigArgs};
+use kvspoa::haproxy_config::{Form, HaproxyCfg, Names};
 use support::agent::StubAgent;
 use support::haproxy::{Binary, HaproxyProcess, RUNTIME_SOCKET, for_each_binary};
 use support::http::{self, Connection, Message};
@@ -55,7 +56,7 @@ fn example(
     Forms::new(directory, agent.address, log.address, &[]);
     let port = free_port();
     let mut text = repository("haproxy/example.cfg");
-    let defaults = HaproxyConfigArgs::new(Form::Spoe);
+    let defaults = Names::default();
     for (from, to) in [
         (defaults.agent.as_str(), agent.address.to_string()),
         (defaults.log_to.as_str(), log.address.to_string()),
@@ -253,6 +254,162 @@ fn two_pools_share_one_agent_and_one_spoe_file() {
         for (path, pool) in [("/llama/v1/completions", "llama"), ("/v1/completions", "qwen")] {
             assert_eq!(http::post(address, path, &[]).text(), "two");
             assert_eq!(log.end(&format!(" {path} ")).pool, pool);
+        }
+    });
+}
+
+#[test]
+fn a_site_gets_our_lines_beside_names_of_its_own_that_are_the_same() {
+    for_each_binary(|binary| {
+        let agent = StubAgent::answering(&[("server", "r2")]);
+        let mut world = World::new();
+        world.fitted = true;
+        world.global = "tune.bufsize 65536\n\ndefaults kvspoa\n    mode http\n    timeout connect 1s\n    timeout server 1s\n\n\
+                        backend kvspoa_agent\n    acl kv_skip path_beg /\n    http-request set-var(txn.kv.server) str(r1)";
+        let site = world.start(binary, agent.address);
+        site.haproxy.wait_for_server("kvspoa_agent2", "agent", "UP");
+        for n in 0..3 {
+            let (body, end) = site.ask(&world, &format!("/v1/completions/{n}"));
+            assert_eq!((body.as_str(), end.served.as_deref()), ("r2", Some("r2")));
+            assert_eq!((end.wanted.as_deref(), end.pool.as_str(), end.skip), (Some("r2"), "llm", None));
+        }
+        assert_eq!(agent.messages().len(), 3);
+    });
+}
+
+/// `kvspoa haproxy-config all` for one file, with further options; the folder it wrote into is `out` beside it.
+fn fit(file: &Path, options: &[&str]) -> Output {
+    let directory = file.parent().expect("a directory");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvspoa"));
+    command
+        .args(["haproxy-config", "all", "--backend", "llm", "--haproxy-version", "2.6", "--haproxy-cfg"])
+        .arg(file);
+    command
+        .arg("--out")
+        .arg(directory.join("out"))
+        .args(["--spoe-file"])
+        .arg(directory.join("out/kvspoa.spoe.conf"));
+    command.args(options).output().expect("it runs")
+}
+
+#[test]
+fn what_is_put_in_place_once_is_not_put_in_again() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let site = write(directory.path(), "haproxy.cfg", SMALL_SITE);
+    assert!(fit(&site, &[]).status.success());
+    let once = directory.path().join("out/haproxy.cfg");
+    let text = std::fs::read_to_string(&once).expect("written");
+    for_each_binary(|binary| assert_clean(binary, &[&once]));
+    let again = fit(&once, &[]);
+    assert!(again.status.success());
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert_eq!(said.matches("has our lines already").count(), 2, "{said}");
+    assert_eq!(std::fs::read_to_string(&once).expect("there"), text);
+    assert!(!directory.path().join("out/out/haproxy.cfg").exists(), "nothing to change in it");
+}
+
+/// A site with one backend, for which no finding is a refusal.
+const SMALL_SITE: &str = "global
+    stats socket /tmp/kvspoa-test.sock level admin
+defaults
+    mode http
+    option httplog
+    timeout client 9s
+    timeout server 9s
+    timeout connect 9s
+cache c
+    total-max-size 4
+frontend www
+    bind 127.0.0.1:1
+    default_backend llm
+backend llm
+    balance leastconn
+    server one 127.0.0.1:2
+";
+
+#[test]
+fn haproxy_says_the_same_of_what_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let cases = [
+        ("filter", "    balance", "    compression algo gzip\n    balance", "explicit filter declaration"),
+        ("cache", "    balance", "    http-request cache-use c\n    balance", "explicit filter declaration"),
+        ("tcp", "    balance", "    mode tcp\n    balance", "HTTP"),
+    ];
+    for (name, from, to, complaint) in cases {
+        let folder = directory.path().join(name);
+        std::fs::create_dir(&folder).expect("made");
+        let site = write(&folder, "haproxy.cfg", &SMALL_SITE.replacen(from, to, 1));
+        let refused = fit(&site, &[]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(64), "{name}: {said}");
+        assert!(said.contains(&format!("{}:15: refused: ", site.display())), "{name}: {said}");
+        assert!(!folder.join("out").exists(), "nothing is written");
+        assert!(fit(&site, &["--force"]).status.success());
+        for_each_binary(|binary| {
+            let output = binary.check(&[&folder.join("out/haproxy.cfg")]);
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said).into_owned();
+            assert!(said.contains(complaint), "{name}, HAProxy {}: {said}", binary.version);
+        });
+    }
+}
+
+#[test]
+fn the_checks_of_another_spoe_agent_crash_haproxy_where_that_is_refused() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let with = |name: &str, bufsize: &str| {
+        let big = SMALL_SITE.replacen("global\n", &format!("global\n    tune.bufsize {bufsize}\n"), 1);
+        let waf = "backend waf\n    mode tcp\n    option spop-check\n    server waf 127.0.0.1:3 check\n";
+        write(directory.path(), name, &format!("{big}{waf}"))
+    };
+    let (small, big) = (with("small.cfg", "4194304"), with("big.cfg", "8454144"));
+    assert!(fit(&small, &[]).status.success());
+    let refused = fit(&big, &[]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("big.cfg:20: refused: `option spop-check` crashes HAProxy"), "{said}");
+    for_each_binary(|binary| {
+        assert!(binary.check(&[&small]).status.success(), "HAProxy {}", binary.version);
+        assert_eq!(binary.check(&[&big]).status.code(), None, "HAProxy {} ends by a signal", binary.version);
+    });
+}
+
+#[test]
+fn haproxy_splits_lines_into_the_same_words() {
+    let lines = [
+        r#"a\ b\#c"#,
+        r#""a${KV_UNSET}b""#,
+        "${KV_SET}",
+        r#""${KV_SET}""#,
+        r#""${KV_UNSET-dflt x}""#,
+        r#""$KV_SET/x""#,
+        r#"'a $KV_SET "b" \n'"#,
+        r#"a"b c"'d e'f"#,
+        "x#comment",
+        r#""q\"r\$s\\t\'u""#,
+        r"\x41|\q",
+        r#""\x41 \q \#""#,
+        r#""""#,
+    ];
+    let env = |name: &str| (name == "KV_SET").then(|| "s v".to_owned());
+    let text: String = lines.iter().map(|line| format!("    log-tag {line}\n")).collect();
+    let text = format!("global\n{text}");
+    let cfg = HaproxyCfg::parse([(Path::new("h"), text.as_str())], &env).expect("well formed");
+    let ours: Vec<Vec<String>> = cfg.global().map(|line| line.words[1..].to_vec()).collect();
+    let directory = tempfile::tempdir().expect("a directory");
+    let notices: String = lines.iter().map(|line| format!(".notice {line}\n")).collect();
+    let file = write(directory.path(), "notices.cfg", &notices);
+    for_each_binary(|binary| {
+        let output = std::process::Command::new(&binary.path)
+            .env("KV_SET", "s v")
+            .args(["-c", "-f"])
+            .arg(&file)
+            .output()
+            .expect("HAProxy runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        for (number, words) in ours.iter().enumerate() {
+            let notice = format!("notices.cfg:{}]: '{}'.", number + 1, words.join(" "));
+            assert_eq!(words.len(), 1, "{words:?}");
+            assert!(said.contains(&notice), "{notice} is not in {said}");
         }
     });
 }

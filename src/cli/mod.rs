@@ -51,7 +51,7 @@ enum Command {
     Doctor(DoctorCommand),
     /// Ask a running agent where a request would go, and why
     Explain(explain::ExplainArgs),
-    /// Print what to add to HAProxy's configuration
+    /// Print what to add to HAProxy's configuration, or put it into a copy of yours
     HaproxyConfig(haproxy_config::HaproxyConfigArgs),
     /// Run a simulated replica: OpenAI API, prefix cache and KV events, without a GPU
     Replica(sim::ReplicaArgs),
@@ -136,6 +136,7 @@ pub fn main() -> ExitCode {
                     || e.is::<crate::client::AccessError>()
                     || e.is::<crate::prompt::ModelError>()
                     || e.is::<replay::ReplayError>()
+                    || e.is::<haproxy_config::HaproxyConfigError>()
             });
             ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })
         }
@@ -169,7 +170,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(())
         }
         Command::HaproxyConfig(args) => {
-            print!("{}", haproxy_config::render(&args));
+            print!("{}", haproxy_config::run(&args, &mut |finding| eprintln!("{finding}"))?);
             Ok(())
         }
         Command::Replica(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),

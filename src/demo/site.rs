@@ -1,6 +1,6 @@
 //! The demonstration's HAProxy: two backends over alike replicas, one plain and one with the lines of `haproxy/`.
 
-use crate::haproxy_config::{Form, HaproxyConfigArgs, render};
+use crate::haproxy_config::{Form, Names, render};
 use anyhow::{Context, bail};
 use std::{
     fmt::Write,
@@ -69,14 +69,13 @@ impl Haproxy {
         let version = version(binary)?;
         let (plain, routed) = (free_port()?, free_port()?);
         let spoe = dir.join("kvspoa.spoe.conf");
-        let form = |form| {
-            render(&HaproxyConfigArgs {
-                agent: site.spop.clone(),
-                log_to: site.log_to.clone(),
-                spoe_file: spoe.display().to_string(),
-                ..HaproxyConfigArgs::new(form)
-            })
+        let names = Names {
+            agent: site.spop.clone(),
+            log_to: site.log_to.clone(),
+            spoe_file: spoe.display().to_string(),
+            ..Names::default()
         };
+        let form = |form| render(form, &names);
         std::fs::write(&spoe, form(Form::Spoe))?;
         let agent = dir.join("kvspoa-agent.cfg");
         std::fs::write(&agent, form(Form::Agent))?;

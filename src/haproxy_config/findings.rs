@@ -74,6 +74,8 @@ pub enum FindingKind {
     SpoeFile,
     /// A name that our lines need is taken.
     NameTaken,
+    /// Our lines are there already.
+    InPlace,
     /// `tune.bufsize` is too small for prompts.
     BufsizeSmall,
     /// What the buffers may cost.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Parser;
-use kvspoa::haproxy_config::{Form, HaproxyConfigArgs, render};
+use kvspoa::haproxy_config::{Form, Names, render};
 use kvspoa::lifecycle::log_line::RequestEnd;
 use tempfile::TempDir;
 
@@ -35,6 +35,8 @@ pub(crate) struct World {
     pub(crate) global: &'static str,
     /// Options of `kvspoa haproxy-config`.
     pub(crate) options: Vec<String>,
+    /// Whether `kvspoa haproxy-config --haproxy-cfg` puts our lines in place; else they are pasted.
+    pub(crate) fitted: bool,
 }
 
 impl World {
@@ -53,6 +55,7 @@ impl World {
             agent_log: LogSink::start(),
             global: "",
             options: Vec::new(),
+            fitted: false,
         }
     }
 
@@ -83,7 +86,7 @@ impl Site {
         let guard_conf = write(directory.path(), "guard.spoe.conf", GUARD);
         let mut site = SITE.to_owned();
         let mut files = Vec::new();
-        if let Some(agent) = agent {
+        if let Some(agent) = agent.filter(|_| !world.fitted) {
             let forms = Forms::new(directory.path(), agent, world.agent_log.address, &world.options);
             site = site
                 .replace("    # kvspoa: frontend\n", &forms.text(Form::Frontend))
@@ -106,6 +109,9 @@ impl Site {
             site = site.replace(word, &value);
         }
         files.insert(0, write(directory.path(), "haproxy.cfg", &site));
+        if let Some(agent) = agent.filter(|_| world.fitted) {
+            files = vec![fitted(&files[0], binary, agent, world)];
+        }
         let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
         assert_clean(binary, &files);
         let haproxy = HaproxyProcess::start(binary, directory.path(), &files);
@@ -141,6 +147,28 @@ impl Site {
     }
 }
 
+/// A copy of the file with our lines in it, as `kvspoa haproxy-config` makes it; the SPOE file is put in place.
+fn fitted(file: &Path, binary: &Binary, agent: SocketAddr, world: &World) -> PathBuf {
+    let directory = file.parent().expect("a directory");
+    let (out, spoe) = (directory.join("out"), directory.join("kvspoa.spoe.conf"));
+    let output = Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+        .args(["haproxy-config", "all", "--backend", "llm", "--haproxy-version", &binary.version])
+        .args(["--agent", &agent.to_string(), "--log-to", &world.agent_log.address.to_string()])
+        .arg("--spoe-file")
+        .arg(&spoe)
+        .arg("--out")
+        .arg(&out)
+        .arg("--haproxy-cfg")
+        .arg(file)
+        .args(&world.options)
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "HAProxy {}: {said}", binary.version);
+    fs::copy(out.join("kvspoa.spoe.conf"), spoe).expect("it was written");
+    out.join("haproxy.cfg")
+}
+
 /// The forms for one test.
 pub(crate) struct Forms {
     options: Vec<String>,
@@ -166,16 +194,10 @@ impl Forms {
         #[derive(Parser)]
         struct Command {
             #[command(flatten)]
-            args: HaproxyConfigArgs,
+            names: Names,
         }
-        let name = match form {
-            Form::Agent => "agent",
-            Form::Backend => "backend",
-            Form::Frontend => "frontend",
-            Form::Spoe => "spoe",
-        };
-        let line = ["haproxy-config", name].into_iter().chain(self.options.iter().map(String::as_str));
-        render(&Command::try_parse_from(line).expect("valid options").args)
+        let line = ["haproxy-config"].into_iter().chain(self.options.iter().map(String::as_str));
+        render(form, &Command::try_parse_from(line).expect("valid options").names)
     }
 }
 

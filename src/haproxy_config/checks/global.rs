@@ -102,7 +102,7 @@ fn socket(cfg: &HaproxyCfg, found: &mut Vec<Finding>) {
             Kind::RuntimeSocket,
             None,
             "`global` has no `stats socket`: kvspoa would not learn of servers, states and weights",
-            "Add `stats socket /run/haproxy/admin.sock mode 660 level admin` (`level user` is enough for kvspoa)",
+            "Add `stats socket /run/haproxy/kvspoa.sock mode 660 group kvspoa level user`",
         ));
     } else if !sockets.iter().any(can_switch) {
         found.push(Finding::new(
