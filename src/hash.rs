@@ -78,7 +78,7 @@ impl HashKey {
     #[must_use]
     #[inline]
     pub fn block(&self, tokens: &[TokenId]) -> BlockHash {
-        let mut hash = self.length.wrapping_mul(tokens.len() as u64 + 1);
+        let mut hash = self.start(tokens.len());
         let (groups, rest) = tokens.as_chunks::<GROUP_TOKENS>();
         for group in groups {
             hash = self.add_group(hash, group);
@@ -156,19 +156,41 @@ impl HashKey {
         block_tokens: u32,
         hashes: &mut Vec<SequenceHash>,
     ) {
+        let size = (block_tokens as usize).max(1);
+        let first = hashes.len();
+        hashes.resize(first + tokens.len() / size, parent);
+        let hashes = &mut hashes[first..];
         let mut at = parent;
-        let mut next = |block: BlockHash| {
-            at = self.chain(at, block);
-            at
-        };
-        match block_tokens as usize {
-            GROUP_TOKENS => {
-                // The most common size, without a loop inside of the loop.
-                let start = self.length.wrapping_mul(GROUP_TOKENS as u64 + 1);
-                let (blocks, _) = tokens.as_chunks::<GROUP_TOKENS>();
-                hashes.extend(blocks.iter().map(|block| next(BlockHash(self.add_group(start, block)))));
+        // Not by a closure that changes `at`: it would stand in memory, and each block would wait for that too.
+        if size == GROUP_TOKENS {
+            // The most common size, without a loop inside of the loop.
+            let start = fold(self.start(GROUP_TOKENS), self.group);
+            let (blocks, _) = tokens.as_chunks::<GROUP_TOKENS>();
+            for (hash, block) in hashes.iter_mut().zip(blocks) {
+                at = self.chain(at, BlockHash(start ^ self.sum(block)));
+                *hash = at;
             }
-            size => hashes.extend(tokens.chunks_exact(size.max(1)).map(|block| next(self.block(block)))),
+        } else {
+            for (hash, block) in hashes.iter_mut().zip(tokens.chunks_exact(size)) {
+                at = self.chain(at, self.block(block));
+                *hash = at;
+            }
+        }
+    }
+
+    /// [`Self::chain`] along `blocks` behind `parent`; `hashes` are these then.
+    pub(crate) fn chain_all(
+        &self,
+        parent: SequenceHash,
+        blocks: &[BlockHash],
+        hashes: &mut Vec<SequenceHash>,
+    ) {
+        let mut at = parent;
+        hashes.clear();
+        hashes.reserve(blocks.len());
+        for block in blocks {
+            at = self.chain(at, *block);
+            hashes.push(at);
         }
     }
 
@@ -177,13 +199,21 @@ impl HashKey {
         fold(self.seed ^ self.block, self.group)
     }
 
+    /// The hash of a block of so many tokens, before the first of them.
+    fn start(&self, tokens: usize) -> u64 {
+        self.length.wrapping_mul(tokens as u64 + 1)
+    }
+
     #[inline]
     fn add_group(&self, hash: u64, group: &[TokenId; GROUP_TOKENS]) -> u64 {
+        fold(hash, self.group) ^ self.sum(group)
+    }
+
+    #[inline]
+    fn sum(&self, group: &[TokenId; GROUP_TOKENS]) -> u64 {
         let word =
             |at: usize| (u64::from(group[2 * at].0) | u64::from(group[2 * at + 1].0) << 32) ^ self.words[at];
-        let sum =
-            fold(word(0), word(1)) ^ fold(word(2), word(3)) ^ fold(word(4), word(5)) ^ fold(word(6), word(7));
-        fold(hash, self.group) ^ sum
+        fold(word(0), word(1)) ^ fold(word(2), word(3)) ^ fold(word(4), word(5)) ^ fold(word(6), word(7))
     }
 }
 
