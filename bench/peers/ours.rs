@@ -4,7 +4,7 @@ use crate::measure::{Quantiles, Stopwatch};
 use crate::subject::{Prompt, Subject};
 use kvspoa::events::{Batch, Groups, KvEvent};
 use kvspoa::hash::HashKey;
-use kvspoa::index::{Index, IndexConfig, Overlaps};
+use kvspoa::index::{Index, IndexConfig, LOOK_AHEAD_EVENTS, Overlaps};
 use kvspoa::units::{BlockHash, RankId, SequenceHash, TokenId};
 use kvspoa::wire::Payload;
 use kvspoa::workload::{BLOCK_TOKENS, Workload};
@@ -22,6 +22,23 @@ pub struct Ours {
 /// No limit: what a workload takes is what is measured.
 const CONFIG: IndexConfig =
     IndexConfig { max_bytes: 1 << 40, max_waiting_blocks: 65_536, max_ghost_blocks: 8192 };
+
+impl Ours {
+    /// Some events at a time, as kvspoa applies a batch.
+    fn apply_all<'e>(&mut self, mut events: impl Iterator<Item = (RankId, KvEvent<'e>)>) {
+        let mut next = Vec::with_capacity(LOOK_AHEAD_EVENTS);
+        loop {
+            next.extend(events.by_ref().take(LOOK_AHEAD_EVENTS));
+            if next.is_empty() {
+                break;
+            }
+            next.iter().for_each(|(rank, event)| self.index.look_ahead(*rank, event));
+            for (rank, event) in next.drain(..) {
+                self.index.apply(rank, &event);
+            }
+        }
+    }
+}
 
 impl Subject for Ours {
     type Query = Vec<SequenceHash>;
@@ -42,9 +59,7 @@ impl Subject for Ours {
 
     fn apply(&mut self, workload: &Workload, watch: &mut Stopwatch) {
         watch.time(|| {
-            for (rank, event) in workload.events() {
-                self.index.apply(rank, &event);
-            }
+            self.apply_all(workload.events());
         });
     }
 
@@ -54,8 +69,8 @@ impl Subject for Ours {
     }
 
     fn remove_first(&mut self, steps: &mut Quantiles) {
-        steps.time(|| self.index.remove_rank(RankId(0)));
-        while steps.time(|| self.index.sweep(1)) {}
+        steps.time_on_cpu(|| self.index.remove_rank(RankId(0)));
+        while steps.time_on_cpu(|| self.index.sweep(1)) {}
     }
 
     fn decode(payloads: &[Payload]) -> Option<usize> {
@@ -77,9 +92,7 @@ impl Subject for Ours {
         watch.time(|| {
             for payload in payloads {
                 batch.decode(&payload.bytes, &KEY, &mut groups).expect("well-formed");
-                for event in batch.events() {
-                    self.index.apply(payload.rank, &event);
-                }
+                self.apply_all(batch.events().map(|event| (payload.rank, event)));
             }
         });
         true

@@ -13,7 +13,7 @@ use super::waiting::Link;
 use crate::events::{KvEvent, Stored};
 use crate::hash::HashKey;
 use crate::units::{BlockHash, EngineHash, SequenceHash, Tier};
-use std::{iter, mem};
+use std::{iter, mem, ops::Range};
 
 /// Limits of one rank's tables.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,7 +33,7 @@ pub(super) struct Change<'a> {
     pub(super) now: u32,
     pub(super) limits: Limits,
     pub(super) applied: Applied,
-    pub(super) scratch: Scratch,
+    pub(super) scratch: &'a mut Scratch,
 }
 
 /// Memory for the store at hand, kept to be used again.
@@ -45,53 +45,157 @@ pub(super) struct Scratch {
     placed: Vec<Span>,
 }
 
+/// Blocks of one slice of an event: together some ten microseconds.
+const SLICE: usize = 256;
+
+/// How far the event at hand is applied.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    phase: Phase,
+    /// Blocks that are done in this phase.
+    blocks: usize,
+    is_done: bool,
+    copies: Copies,
+}
+
+/// What is done for all blocks of a store before the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Phase {
+    /// They get their places.
+    #[default]
+    Place,
+    /// What waited of themselves is held there.
+    Hold,
+    /// What waited behind them gets its place.
+    Release,
+}
+
+impl Progress {
+    pub(super) fn is_done(&self) -> bool {
+        self.is_done
+    }
+
+    /// The next slice of an event of so many blocks.
+    fn next(&mut self, count: usize) -> Range<usize> {
+        let start = self.blocks.min(count);
+        self.blocks = count.min(start + SLICE);
+        self.is_done = self.blocks == count;
+        start..self.blocks
+    }
+
+    /// Goes on with the first block.
+    fn begin(&mut self, phase: Phase) {
+        *self = Self { phase, copies: self.copies, ..Self::default() };
+    }
+}
+
 /// Copies that a store adds to a block that is held already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Copies {
     /// One more physical copy.
+    #[default]
     Count,
     /// None: the store only announces what is there.
     Announce,
 }
 
 impl<'a> Change<'a> {
-    pub(super) fn new(runs: &'a mut Runs, slot: &'a mut Slot, id: u16, key: &'a HashKey) -> Self {
-        let (now, limits, applied) = (0, Limits::default(), Applied::default());
-        Self { runs, slot, id, key, now, limits, applied, scratch: Scratch::default() }
+    pub(super) fn new(
+        runs: &'a mut Runs,
+        slot: &'a mut Slot,
+        id: u16,
+        key: &'a HashKey,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        Self { runs, slot, id, key, scratch, now: 0, limits: Limits::default(), applied: Applied::default() }
     }
 }
 
 impl Change<'_> {
-    pub(super) fn apply(&mut self, event: &KvEvent<'_>) {
+    /// Applies the next slice of an event.
+    pub(super) fn apply(&mut self, event: &KvEvent<'_>, progress: &mut Progress) {
         match event {
-            KvEvent::Stored(stored) => self.store(stored),
+            KvEvent::Stored(stored) => self.store(stored, progress),
             KvEvent::Removed { tier, engine_hashes } => {
-                for hash in *engine_hashes {
+                let slice = &engine_hashes[progress.next(engine_hashes.len())];
+                self.slot.engine.touch(slice);
+                for hash in slice {
                     self.remove(*hash, *tier);
                 }
             }
-            KvEvent::Cleared => self.clear_gpu(),
+            KvEvent::Cleared => {
+                self.clear_gpu();
+                progress.is_done = true;
+            }
         }
     }
 
-    fn store(&mut self, stored: &Stored<'_>) {
-        let count = stored.engine_hashes.len();
+    fn store(&mut self, stored: &Stored<'_>, progress: &mut Progress) {
+        let (names, blocks) = (stored.engine_hashes, stored.block_hashes);
+        let by_name = stored.tier != Tier::Gpu || blocks.is_empty();
+        if !by_name && names.len() != blocks.len() {
+            self.applied.malformed += 1;
+            progress.is_done = true;
+            return;
+        }
+        if progress.phase == Phase::Place && progress.blocks == 0 {
+            self.see_store(stored);
+            if !by_name {
+                self.test_doubt(stored);
+                progress.copies = self.copies(stored);
+            }
+        }
+        let slice = progress.next(names.len());
+        let next = match progress.phase {
+            _ if by_name => {
+                names[slice].iter().for_each(|hash| self.store_by_name(*hash, stored.tier));
+                return;
+            }
+            Phase::Place => {
+                let parent = if slice.start == 0 { stored.parent } else { Some(names[slice.start - 1]) };
+                let engine_hashes = &names[slice.clone()];
+                let part = Stored { parent, engine_hashes, block_hashes: &blocks[slice], ..*stored };
+                self.store_chain(&part, progress.copies);
+                Phase::Hold
+            }
+            Phase::Hold => {
+                // A store from the start repeats what orphans told already; behind a parent it is a copy of its own.
+                let copies = if stored.parent.is_none() { Copies::Announce } else { Copies::Count };
+                self.hold_waiting(&names[slice], copies);
+                Phase::Release
+            }
+            Phase::Release => return self.release_behind(&names[slice]),
+        };
+        if progress.is_done && !self.slot.waiting.is_empty() {
+            progress.begin(next);
+            if names.len() <= SLICE {
+                self.store(stored, progress);
+            }
+        }
+    }
+
+    /// What a whole store tells beside its blocks.
+    fn see_store(&mut self, stored: &Stored<'_>) {
         if stored.tier == Tier::Cpu {
             // One event names one offload chunk; where engines merge or split them, 1 is the safe answer.
-            let size = u32::try_from(count).unwrap_or(u32::MAX);
+            let size = u32::try_from(stored.engine_hashes.len()).unwrap_or(u32::MAX);
             self.slot.cpu_chunk = greatest_common_divisor(self.slot.cpu_chunk, size);
         }
         if self.slot.doubt.is_refuted_by(stored) {
             self.refute(stored);
         }
-        if stored.tier != Tier::Gpu || stored.block_hashes.is_empty() {
-            for hash in stored.engine_hashes {
-                self.store_by_name(*hash, stored.tier);
-            }
-        } else if count == stored.block_hashes.len() {
-            self.store_chain(stored);
+    }
+
+    /// vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is stored by that and
+    /// nothing will be removed for it: counted as copies, the blocks would stay for ever. A real second copy of a whole
+    /// prompt looks the same; it is lost with the first removal. Where blocks were dropped for want of room, the two
+    /// cannot be told apart at all.
+    fn copies(&self, stored: &Stored<'_>) -> Copies {
+        let is_known = || stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu));
+        if stored.parent.is_none() && (self.slot.truncated || is_known()) {
+            Copies::Announce
         } else {
-            self.applied.malformed += 1;
+            Copies::Count
         }
     }
 
@@ -107,25 +211,10 @@ impl Change<'_> {
     }
 
     /// A GPU store with tokens.
-    fn store_chain(&mut self, stored: &Stored<'_>) {
-        self.test_doubt(stored);
-        let mut copies = Copies::Count;
-        // vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is stored by that and
-        // nothing will be removed for it: counted as copies, the blocks would stay for ever. A real second copy of a
-        // whole prompt looks the same; it is lost with the first removal. Where blocks were dropped for want of room,
-        // the two cannot be told apart at all.
-        if stored.parent.is_none()
-            && (self.slot.truncated || stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu)))
-        {
-            copies = Copies::Announce;
-        }
-        self.slot.engine.touch(stored.engine_hashes.iter().map(|name| name.0));
-        let Some(names) = self.place(stored) else { return };
-        self.locate(names, copies);
-        if !self.slot.waiting.is_empty() {
-            // A store from the start repeats what orphans told already; behind a parent it is a copy of its own.
-            let copies = if stored.parent.is_none() { Copies::Announce } else { Copies::Count };
-            self.settle(stored.engine_hashes, copies);
+    fn store_chain(&mut self, stored: &Stored<'_>, copies: Copies) {
+        self.slot.engine.touch(stored.engine_hashes);
+        if let Some(names) = self.place(stored) {
+            self.locate(names, copies);
         }
     }
 
@@ -150,12 +239,8 @@ impl Change<'_> {
             }
             before = self.runs.hash(at?);
         }
-        let Scratch { hashes, placed } = &mut self.scratch;
-        hashes.clear();
-        hashes.extend(blocks.iter().map(|block| {
-            before = self.key.chain(before, *block);
-            before
-        }));
+        let Scratch { hashes, placed } = &mut *self.scratch;
+        self.key.chain_all(before, blocks, hashes);
         let refused = self.runs.place_all(at, hashes, placed);
         if refused > 0 {
             self.drop_blocks(refused as u64);
@@ -231,16 +316,19 @@ impl Change<'_> {
         }
     }
 
-    /// Gives a place to all blocks that waited for one of `located`, and to what waited for those.
-    fn settle(&mut self, located: &[EngineHash], copies: Copies) {
-        let mut open: Vec<EngineHash> = Vec::new();
+    /// Holds what waited of blocks that have their places now.
+    fn hold_waiting(&mut self, located: &[EngineHash], copies: Copies) {
         for hash in located {
             let Some(block) = self.block(*hash) else { continue };
             if let Some(waiting) = self.slot.waiting.take(*hash) {
-                self.hold_waiting(*hash, block, waiting.copies, copies);
+                self.hold_waited(*hash, block, waiting.copies, copies);
             }
-            open.push(*hash);
         }
+    }
+
+    /// Gives a place to all blocks that waited for one of `located`, and to what waited for those.
+    fn release_behind(&mut self, located: &[EngineHash]) {
+        let mut open = located.to_vec();
         while let Some(parent) = open.pop() {
             let Some(at) = self.block(parent) else { continue };
             let before = self.runs.hash(at);
@@ -258,13 +346,13 @@ impl Change<'_> {
                         self.forget_reused(hash, BlockRef(old));
                     }
                 }
-                self.hold_waiting(hash, found, waiting.copies, Copies::Count);
+                self.hold_waited(hash, found, waiting.copies, Copies::Count);
                 open.push(hash);
             }
         }
     }
 
-    fn hold_waiting(&mut self, hash: EngineHash, block: BlockRef, held: [u32; 3], copies: Copies) {
+    fn hold_waited(&mut self, hash: EngineHash, block: BlockRef, held: [u32; 3], copies: Copies) {
         for tier in Tier::ALL {
             let count = held[tier.index()];
             if count == 0 {

@@ -168,19 +168,6 @@ impl Index {
             self.slot_bytes = self.slot_bytes + slot.bytes() - before;
         }
     }
-
-    /// Does a slice of what the last event of a rank left to do, see [`Index::begin`]. Returns whether more is left.
-    pub fn go_on(&mut self, rank: RankId) -> bool {
-        if !mem::take(&mut self.unfinished) {
-            return false;
-        }
-        let Some(id) = self.slot_of(rank) else { return false };
-        let Some(slot) = &mut self.slots[usize::from(id)] else { return false };
-        let before = slot.bytes();
-        self.unfinished = Change::new(&mut self.runs, slot, id, &self.key).go_on();
-        self.slot_bytes = self.slot_bytes + slot.bytes() - before;
-        self.unfinished
-    }
 }
 
 impl Change<'_> {
@@ -218,7 +205,8 @@ impl Change<'_> {
         self.slot.doubt.unfinished = Some(Unfinished::Drop { names: gone.into_iter(), tier: stored.tier });
     }
 
-    fn go_on(&mut self) -> bool {
+    /// Does a slice of what an event left to do beside its own blocks.
+    pub(super) fn resolve_doubt(&mut self) {
         let more = match self.slot.doubt.unfinished.take() {
             None => None,
             Some(Unfinished::Clear { mut names, shard }) => {
@@ -245,7 +233,6 @@ impl Change<'_> {
             }
         };
         self.slot.doubt.unfinished = more;
-        self.slot.doubt.unfinished.is_some()
     }
 
     /// Takes a block out of the GPU tier; where a lower tier holds it, it is in doubt there.

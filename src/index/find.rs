@@ -2,7 +2,7 @@
 
 use super::Index;
 use super::lanes::LaneId;
-use super::runs::{Head, RUN_BLOCKS, RunId, Runs};
+use super::runs::{Head, Runs};
 use crate::units::{RankId, SequenceHash, Tier};
 
 /// How much of a prompt one rank holds, in blocks from the prompt's start.
@@ -44,52 +44,32 @@ impl Overlaps {
     }
 }
 
-/// Stripes that a walk looks up at once.
-const AHEAD: usize = 8;
-
 /// The runs along a prompt, one after the other.
-///
-/// Runs end where a stripe ends, so a run starts at every multiple of [`RUN_BLOCKS`] that the chain reaches. Those are
-/// looked up several at a time before the walk gets there: the look-ups do not depend on each other, so that the
-/// processor waits for memory once and not for each.
 struct Walk<'a> {
     runs: &'a Runs,
     hashes: &'a [SequenceHash],
     at: usize,
-    ahead: [Option<(RunId, &'a Head)>; AHEAD],
-    /// The position behind `ahead`.
-    ahead_end: usize,
+    last: Option<&'a Head>,
 }
 
 impl<'a> Walk<'a> {
     fn new(runs: &'a Runs, hashes: &'a [SequenceHash]) -> Self {
-        Self { runs, hashes, at: 0, ahead: [None; AHEAD], ahead_end: 0 }
+        Self { runs, hashes, at: 0, last: None }
     }
 
     /// The next run, and how many of its blocks the prompt matches.
     fn next(&mut self) -> Option<(&'a Head, usize)> {
-        let at = self.at;
-        let (run, head) = if at.is_multiple_of(RUN_BLOCKS) {
-            if at >= self.ahead_end {
-                self.look_ahead();
+        let first = self.hashes.get(self.at)?;
+        let (head, matched) = match self.last.and_then(|last| self.runs.behind(last, self.hashes, self.at)) {
+            Some(head) => (head, head.len()),
+            None => {
+                let (run, head) = self.runs.starting_with(*first, self.at)?;
+                (head, self.runs.matched(run, head, &self.hashes[self.at..]))
             }
-            self.ahead[at / RUN_BLOCKS % AHEAD]?
-        } else {
-            self.runs.starting_with(*self.hashes.get(at)?, at)?
         };
-        let matched = self.runs.matched(run, head, &self.hashes[at..]);
         self.at += matched;
+        self.last = Some(head);
         Some((head, matched))
-    }
-
-    fn look_ahead(&mut self) {
-        let first = self.at / RUN_BLOCKS;
-        for stripe in first..first + AHEAD {
-            let position = stripe * RUN_BLOCKS;
-            let hash = self.hashes.get(position);
-            self.ahead[stripe % AHEAD] = hash.and_then(|hash| self.runs.starting_with(*hash, position));
-        }
-        self.ahead_end = (first + AHEAD) * RUN_BLOCKS;
     }
 }
 

@@ -6,6 +6,7 @@
 //! apart touch two.
 
 use crate::hash::fold;
+use crate::units::EngineHash;
 
 /// Independent sub-tables. Growing a table moves all its entries at once: with 64 that is 30,000 entries (a fraction
 /// of a millisecond) in a map of two million.
@@ -106,11 +107,11 @@ impl Bucket {
     #[inline]
     fn push(&mut self, entry: Entry, tag: u32) -> bool {
         let slot = self.tags.len();
-        let (Some(key), Some(value)) = (self.keys.get_mut(slot), self.values.get_mut(slot)) else {
+        if slot >= SLOTS {
             return false;
-        };
-        *key = entry.key;
-        *value = entry.value;
+        }
+        self.keys[slot] = entry.key;
+        self.values[slot] = entry.value;
         self.tags.push(tag);
         true
     }
@@ -129,9 +130,16 @@ impl Bucket {
     }
 
     fn entries(&self) -> impl Iterator<Item = Entry> {
-        let pairs = self.keys.iter().zip(self.values).take(self.len());
-        pairs.map(|(key, value)| Entry { key: *key, value })
+        let pairs = self.keys.iter().zip(&self.values).take(self.len());
+        pairs.map(|(key, value)| Entry { key: *key, value: *value })
     }
+}
+
+/// What came of setting a value.
+enum Set {
+    Was(u32),
+    IsNew,
+    NotHere,
 }
 
 /// One sub-table.
@@ -144,10 +152,6 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
         self.buckets.iter().flat_map(Bucket::entries)
     }
@@ -188,6 +192,35 @@ impl Shard {
             }
             at = self.next(at);
         }
+        None
+    }
+
+    /// Sets the value of a key in the first bucket where it can stand. Most keys stand there, or nowhere. Else nothing
+    /// is done.
+    #[inline]
+    fn set_at_home(&mut self, home: usize, entry: Entry, tag: u32) -> Set {
+        let Some(bucket) = self.buckets.get_mut(home) else { return Set::NotHere };
+        if let Some(slot) = bucket.position(entry.key, tag) {
+            return Set::Was(std::mem::replace(&mut bucket.values[slot], entry.value));
+        }
+        if bucket.tags.passed() == 0 && self.len < self.limit && bucket.push(entry, tag) {
+            self.len += 1;
+            return Set::IsNew;
+        }
+        Set::NotHere
+    }
+
+    /// Sets the value of a key wherever it stands.
+    #[cold]
+    fn set(&mut self, entry: Entry, mixed: u64, secret: u64) -> Option<u32> {
+        let tag = tag_of(mixed);
+        if let Some((at, slot)) = self.find(self.home(mixed), entry.key, tag) {
+            return Some(std::mem::replace(&mut self.buckets[at].values[slot], entry.value));
+        }
+        if self.len >= self.limit {
+            self.resize((2 * self.buckets.len()).max(1), secret);
+        }
+        self.add(self.home(mixed), entry, tag);
         None
     }
 
@@ -258,30 +291,29 @@ impl RefMap {
 
     /// Brings near what look-ups of these keys will need. Nothing is done with the answers, so none waits for another:
     /// the processor has several under way at a time. Doubles the rate of long stores.
-    pub(super) fn touch(&self, keys: impl Iterator<Item = u64>) {
-        let seen = keys.fold(0, |seen, key| {
-            let mixed = mix(key, self.secret);
+    pub(super) fn touch(&self, keys: &[EngineHash]) {
+        let seen = keys.iter().fold(0, |seen, key| {
+            let mixed = mix(key.0, self.secret);
             let shard = &self.shards[shard_of(mixed)];
-            seen ^ shard.buckets.get(shard.home(mixed)).map_or(0, |bucket| bucket.tags.0)
+            let tags = |at: usize| shard.buckets.get(at).map_or(Tags(0), |bucket| bucket.tags);
+            let home = shard.home(mixed);
+            // No branch on what is still on its way: the bucket again, or the next one.
+            seen ^ tags(home + tags(home).len() / SLOTS).0
         });
         std::hint::black_box(seen);
     }
 
     /// Sets the value and returns the one before.
     pub(super) fn insert(&mut self, key: u64, value: u32) -> Option<u32> {
-        let mixed = mix(key, self.secret);
+        let (entry, mixed) = (Entry { key, value }, mix(key, self.secret));
         let shard = &mut self.shards[shard_of(mixed)];
-        let (mut home, tag) = (shard.home(mixed), tag_of(mixed));
-        if let Some((at, slot)) = shard.find(home, key, tag) {
-            return Some(std::mem::replace(&mut shard.buckets[at].values[slot], value));
-        }
-        if shard.len >= shard.limit {
-            shard.resize((2 * shard.buckets.len()).max(1), self.secret);
-            home = shard.home(mixed);
-        }
-        shard.add(home, Entry { key, value }, tag);
-        self.len += 1;
-        None
+        let old = match shard.set_at_home(shard.home(mixed), entry, tag_of(mixed)) {
+            Set::Was(old) => return Some(old),
+            Set::IsNew => None,
+            Set::NotHere => shard.set(entry, mixed, self.secret),
+        };
+        self.len += usize::from(old.is_none());
+        old
     }
 
     pub(super) fn remove(&mut self, key: u64) -> Option<u32> {
@@ -324,22 +356,15 @@ impl RefMap {
         self.shards[at].buckets.is_empty()
     }
 
-    /// Takes a sub-table out, to be worked on while the rest of the index is borrowed; see [`Self::put_back`].
-    pub(super) fn take(&mut self, at: usize) -> Shard {
-        let shard = std::mem::take(&mut self.shards[at]);
-        self.len -= shard.len;
-        shard
-    }
-
-    /// Puts back what is to be kept of a sub-table that [`Self::take`] took.
-    pub(super) fn put_back(&mut self, at: usize, kept: &[Entry]) {
-        let mut shard = Shard::with_buckets(if kept.is_empty() { 0 } else { Shard::buckets_for(kept.len()) });
-        for entry in kept {
-            let mixed = mix(entry.key, self.secret);
-            shard.add(shard.home(mixed), *entry, tag_of(mixed));
-        }
-        self.len += shard.len;
-        self.shards[at] = shard;
+    /// The entries of so many buckets of a sub-table, from one on; `None` behind the last.
+    pub(super) fn slice(
+        &self,
+        at: usize,
+        from: usize,
+        buckets: usize,
+    ) -> Option<impl Iterator<Item = Entry>> {
+        let behind = self.shards[at].buckets.get(from..).filter(|behind| !behind.is_empty())?;
+        Some(behind[..buckets.min(behind.len())].iter().flat_map(Bucket::entries))
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
@@ -455,21 +480,25 @@ mod tests {
         for key in 0..64_000u64 {
             map.insert(key, 0);
         }
-        let sizes: Vec<_> = (0..SHARDS).map(|at| map.shard(at).len()).collect();
+        let sizes: Vec<_> = (0..SHARDS).map(|at| map.shard(at).len).collect();
         assert!(sizes.iter().all(|size| (700..1300).contains(size)), "{sizes:?}");
     }
 
     #[test]
-    fn a_shard_can_be_taken_and_put_back() {
+    fn slices_have_every_entry_once() {
         let mut map = RefMap::new(2);
         for key in 0..1000u64 {
             map.insert(key, 1);
         }
-        let shard = map.take(3);
-        assert_eq!(map.len(), 1000 - shard.len());
-        let kept: Vec<Entry> = shard.iter().filter(|entry| entry.key % 2 == 0).collect();
-        map.put_back(3, &kept);
-        assert_eq!(map.len(), map.iter().count());
-        assert!(kept.iter().all(|entry| map.get(entry.key) == Some(1)));
+        let mut seen = Vec::new();
+        for at in 0..SHARDS {
+            let mut from = 0;
+            while let Some(entries) = map.slice(at, from, 3) {
+                seen.extend(entries.map(|entry| entry.key));
+                from += 3;
+            }
+        }
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq(0..1000));
     }
 }

@@ -42,16 +42,21 @@ pub use stats::{Applied, IndexStats, RankStats};
 use crate::events::KvEvent;
 use crate::hash::HashKey;
 use crate::units::{EngineHash, RankId, SequenceHash, Tier};
-use apply::{Change, Limits, Scratch};
+use apply::{Change, Limits, Progress, Scratch};
 use lanes::{LaneId, MAX_SLOTS};
 use room::Pass;
 use runs::{BlockRef, Runs};
 use slot::Slot;
-use std::mem;
 use sweep::Sweep;
 
 /// A lane's owner that is no rank: the slot is dead.
 const NO_RANK: u16 = u16::MAX;
+
+/// Events that are worth a look ahead at a time: what they need fits into a processor's nearest cache.
+pub const LOOK_AHEAD_EVENTS: usize = 16;
+
+/// Blocks of one event that are looked for ahead. An event of many does that itself.
+const LOOK_AHEAD_BLOCKS: usize = 4;
 
 /// Limits of an index.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +120,9 @@ pub struct Index {
     /// Whether the limit was close after the last event.
     nearly_full: bool,
     evicted: u64,
-    /// Whether the last event left something to do.
+    /// How far the last event is applied.
+    progress: Progress,
+    /// Whether it left something to do.
     unfinished: bool,
     scratch: Scratch,
 }
@@ -140,6 +147,7 @@ impl Index {
             pass: None,
             nearly_full: false,
             evicted: 0,
+            progress: Progress::default(),
             unfinished: false,
             scratch: Scratch::default(),
         }
@@ -183,8 +191,10 @@ impl Index {
 
     /// Applies one KV event of a rank.
     pub fn apply(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
-        let applied = self.begin(rank, event);
-        while self.go_on(rank) {}
+        let mut applied = self.begin(rank, event);
+        while self.is_unfinished() {
+            applied += self.go_on(rank, event);
+        }
         applied
     }
 
@@ -193,17 +203,56 @@ impl Index {
         self.config.max_bytes = max_bytes;
     }
 
-    /// Applies one KV event of a rank as far as that takes no time that grows with what the rank holds. It is applied in
-    /// full once [`Index::go_on`] has returned false, which must be before the next event of the rank.
+    /// Applies the first slice of a KV event of a rank: so much that no reader waits for long. While it is
+    /// [unfinished](Index::is_unfinished), [`Index::go_on`] must follow before the next event.
     pub fn begin(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
+        self.progress = Progress::default();
+        self.unfinished = false;
         let Some(id) = self.slot_of(rank) else {
             return Applied { malformed: 1, ..Applied::default() };
         };
         self.clock.events += 1;
-        let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
-        if matches!(event, KvEvent::Cleared) && !slot.has_lower_blocks() {
+        let has_lower_blocks = || self.slots[usize::from(id)].as_ref().is_some_and(Slot::has_lower_blocks);
+        if matches!(event, KvEvent::Cleared) && !has_lower_blocks() {
             return self.clear_all(rank);
         }
+        self.step(id, |change, progress| change.apply(event, progress))
+    }
+
+    /// Brings near what applying a short event of a rank will need. Done for some events before the first of them is
+    /// applied, all of them wait for memory once, and not each.
+    pub fn look_ahead(&self, rank: RankId, event: &KvEvent<'_>) {
+        let names = match event {
+            KvEvent::Stored(stored) => stored.engine_hashes,
+            KvEvent::Removed { engine_hashes, .. } => engine_hashes,
+            KvEvent::Cleared => return,
+        };
+        if let Some(slot) = self.slot_of(rank).and_then(|id| self.slots[usize::from(id)].as_ref()) {
+            slot.engine.touch(&names[..names.len().min(LOOK_AHEAD_BLOCKS)]);
+        }
+    }
+
+    /// Whether the last event is not yet applied in full.
+    #[must_use]
+    pub const fn is_unfinished(&self) -> bool {
+        self.unfinished
+    }
+
+    /// Applies another slice of the last event, which was this rank's.
+    pub fn go_on(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
+        self.unfinished = false;
+        // In between, the rank may have left.
+        let Some(id) = self.slot_of(rank) else { return Applied::default() };
+        self.step(
+            id,
+            |change, progress| {
+                if progress.is_done() { change.resolve_doubt() } else { change.apply(event, progress) }
+            },
+        )
+    }
+
+    fn step(&mut self, id: u16, work: impl FnOnce(&mut Change<'_>, &mut Progress)) -> Applied {
+        let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
         let before = slot.bytes();
         // Near the limit, parents are missing because they were dropped: they will not come.
         let waiting = if self.nearly_full { 0 } else { self.config.max_waiting_blocks };
@@ -211,20 +260,18 @@ impl Index {
         let mut change = Change {
             now: self.clock.now(),
             limits,
-            scratch: mem::take(&mut self.scratch),
-            ..Change::new(&mut self.runs, slot, id, &self.key)
+            ..Change::new(&mut self.runs, slot, id, &self.key, &mut self.scratch)
         };
-        change.apply(event);
+        work(&mut change, &mut self.progress);
         let applied = change.applied;
-        self.scratch = change.scratch;
-        self.unfinished = slot.doubt.is_unfinished();
         slot.totals += applied;
+        self.unfinished = !self.progress.is_done() || slot.doubt.is_unfinished();
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
         self.sweep_along();
         let bytes = self.bytes();
         self.nearly_full = bytes > self.config.max_bytes / 8 * 7;
         if bytes > self.config.max_bytes {
-            self.make_room();
+            self.make_room(applied.stored as usize);
         }
         applied
     }

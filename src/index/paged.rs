@@ -17,6 +17,10 @@ impl<T> Paged<T> {
         self.len
     }
 
+    pub(super) fn get(&self, at: u32) -> Option<&T> {
+        self.pages.get(at as usize / PAGE)?.get(at as usize % PAGE)
+    }
+
     /// Appends, and returns the place.
     pub(super) fn push(&mut self, value: T) -> u32 {
         let at = self.len;

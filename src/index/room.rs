@@ -10,18 +10,26 @@ use crate::units::{EngineHash, Tier};
 /// Share of the largest rank's blocks that one pass drops: small, so that little more than needed is lost.
 const PASS_SHARE: usize = 8;
 
-/// Entries that one event may have looked at for the sake of the limit: some hundred microseconds.
-const ENTRIES_PER_EVENT: usize = 16_384;
+/// Entries that are looked at for each block stored: at the share above, three times as many go as come.
+const ENTRIES_PER_BLOCK: usize = 3 * PASS_SHARE;
 
-/// Blocks by which a pass sets its mark.
-const SAMPLE: usize = 4096;
+/// Entries that are looked at in any case, so that what went above the limit comes below it again.
+const ENTRIES_PER_EVENT: usize = 256;
+
+/// Buckets of an engine map that are looked at at a time.
+const SLICE_BUCKETS: usize = 32;
+
+/// Blocks by which a pass sets its mark: few enough to look at in one slice.
+const SAMPLE: usize = 1024;
 
 /// One pass over one rank: everything at least as cold as `mark` is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pass {
     slot: u16,
     mark: u64,
-    next_shard: usize,
+    /// Where it goes on in the engine map. A shard that shrinks moves some entries past it: the next pass meets them.
+    shard: usize,
+    bucket: usize,
 }
 
 impl Pass {
@@ -31,20 +39,18 @@ impl Pass {
 }
 
 impl Index {
-    /// Drops the least recently used blocks of the largest rank, deepest first, while the index is above its limit.
-    pub(super) fn make_room(&mut self) {
-        let mut looked_at = 0;
-        while self.bytes() > self.config.max_bytes && looked_at < ENTRIES_PER_EVENT {
-            if !self.dead.is_empty() {
-                looked_at += 1 + self.sweep_slice();
-                continue;
-            }
-            let Some(mut pass) = self.pass.take().or_else(|| self.begin_pass()) else { return };
-            looked_at += 1 + self.evict_shard(&pass);
-            pass.next_shard += 1;
-            if pass.next_shard < SHARDS {
-                self.pass = Some(pass);
-            }
+    /// Drops the least recently used blocks of the largest rank, deepest first, while the index is above its limit: a
+    /// slice, after so many blocks were `stored`.
+    pub(super) fn make_room(&mut self, stored: usize) {
+        let mut left = ENTRIES_PER_EVENT + ENTRIES_PER_BLOCK * stored;
+        while self.bytes() > self.config.max_bytes && left > 0 {
+            let looked_at = if self.dead.is_empty() {
+                let Some(pass) = self.pass.take().or_else(|| self.begin_pass()) else { return };
+                self.evict_slice(pass)
+            } else {
+                self.sweep_slice()
+            };
+            left = left.saturating_sub(1 + looked_at);
         }
     }
 
@@ -53,12 +59,12 @@ impl Index {
         let sized = live.filter_map(|id| Some((self.slots[usize::from(id)].as_ref()?.engine.len(), id)));
         let (entries, id) = sized.max()?;
         let slot = self.slots[usize::from(id)].as_ref().filter(|_| entries > 0)?;
-        // The shards are random shares of all blocks, so any of them are a fair sample.
-        let sample = slot.engine.iter().take(SAMPLE);
+        // Some of every shard: what is left in those where the last pass began is older than in those where it ended.
+        let sample = (0..SHARDS).flat_map(|at| slot.engine.shard(at).iter().take(SAMPLE / SHARDS));
         let mut colds: Vec<u64> = sample.map(|entry| self.coldness(BlockRef(entry.value))).collect();
         let at = colds.len() - 1 - colds.len() / PASS_SHARE;
         let (_, mark, _) = colds.select_nth_unstable(at);
-        Some(Pass { slot: id, mark: *mark, next_shard: 0 })
+        Some(Pass { slot: id, mark: *mark, shard: 0, bucket: 0 })
     }
 
     /// Grows with the time since the last use, and among equals with the depth: what is dropped is a tail.
@@ -66,29 +72,31 @@ impl Index {
         coldness(&self.runs, block, self.clock.now())
     }
 
-    fn evict_shard(&mut self, pass: &Pass) -> usize {
+    /// Returns the number of entries that were looked at.
+    fn evict_slice(&mut self, mut pass: Pass) -> usize {
         let now = self.clock.now();
         let Some(slot) = &mut self.slots[usize::from(pass.slot)] else { return 0 };
-        let runs = &mut self.runs;
+        let (runs, mut looked_at) = (&mut self.runs, 0);
         let before = slot.bytes();
-        let shard = slot.engine.take(pass.next_shard);
-        let count = shard.len();
-        let mut kept: Vec<Entry> = shard.iter().collect();
-        kept.retain(|entry| {
-            let block = BlockRef(entry.value);
-            let keep = coldness(runs, block, now) < pass.mark;
-            if !keep {
-                evict(runs, slot, pass.slot, EngineHash(entry.key), block);
-            }
-            keep
-        });
-        let evicted = (count - kept.len()) as u64;
-        slot.engine.put_back(pass.next_shard, &kept);
+        let Some(entries) = slot.engine.slice(pass.shard, pass.bucket, SLICE_BUCKETS) else {
+            pass = Pass { shard: pass.shard + 1, bucket: 0, ..pass };
+            self.pass = (pass.shard < SHARDS).then_some(pass);
+            return 0;
+        };
+        let entries = entries.inspect(|_| looked_at += 1);
+        let cold: Vec<Entry> =
+            entries.filter(|entry| coldness(runs, BlockRef(entry.value), now) >= pass.mark).collect();
+        for entry in &cold {
+            slot.engine.remove(entry.key);
+            evict(runs, slot, pass.slot, EngineHash(entry.key), BlockRef(entry.value));
+        }
+        let evicted = cold.len() as u64;
         slot.evicted += evicted;
         slot.truncated |= evicted > 0;
         self.evicted += evicted;
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
-        count
+        self.pass = Some(Pass { bucket: pass.bucket + SLICE_BUCKETS, ..pass });
+        looked_at
     }
 }
 

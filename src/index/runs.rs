@@ -23,12 +23,15 @@ const MAX_RUNS: usize = (1 << (32 - OFFSET_BITS)) - 1;
 /// Chains end here: 4 × 10^9 blocks, more than any prompt.
 const MAX_POSITION: u32 = u32::MAX - RUN_BLOCKS as u32;
 
-/// Hashes by which a run's list grows at least. Doubling would leave half of the memory unused where many chains grow
-/// in step.
+/// Hashes by which a run's list grows at least, and the part of what it has by which it grows. Doubling would leave half of
+/// the memory unused where many chains grow in step.
 const GROWTH: usize = 16;
+const GROWTH_PART: usize = 4;
 
 /// A run's place in the store.
 pub(super) type RunId = u32;
+
+const NO_RUN: RunId = RunId::MAX;
 
 /// A block: its run and its place in it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,13 +83,15 @@ impl Span {
 #[repr(align(64))]
 pub(super) struct Head {
     /// In order of their ids: tier by tier.
-    lanes: SmallVec<[Lane; 4]>,
+    lanes: SmallVec<[Lane; 3]>,
     /// The last block's hash.
     tail: SequenceHash,
     /// The first block's position in its chain.
     start: u32,
     /// Entries of engine maps that refer to blocks of this run.
     entries: u32,
+    /// The latest of the runs that go on where this one ended at the end of a stripe, or [`NO_RUN`].
+    next: RunId,
     /// When the run was last matched or stored to, on the index's clock.
     used: AtomicU32,
     /// Blocks; 0 for a free place.
@@ -117,6 +122,11 @@ pub(super) struct Runs {
 }
 
 impl Head {
+    /// Blocks.
+    pub(super) fn len(&self) -> usize {
+        self.len.into()
+    }
+
     pub(super) fn lanes(&self) -> &[Lane] {
         &self.lanes
     }
@@ -188,7 +198,10 @@ impl Runs {
     }
 
     pub(super) fn hash(&self, block: BlockRef) -> SequenceHash {
-        self.bodies[block.run()].hashes[block.offset()]
+        let head = &self.heads[block.run()];
+        // Most chains grow at their ends, which need no look into the list.
+        let is_last = block.offset() + 1 == head.len();
+        if is_last { head.tail } else { self.bodies[block.run()].hashes[block.offset()] }
     }
 
     pub(super) fn position(&self, block: BlockRef) -> u32 {
@@ -202,9 +215,17 @@ impl Runs {
         (head.start as usize == position).then_some((run, head))
     }
 
+    /// The run that goes on behind `head`, if `query` has all of it at `position`. Its last hash tells, so the run's place
+    /// needs no look into the table.
+    pub(super) fn behind(&self, head: &Head, query: &[SequenceHash], position: usize) -> Option<&Head> {
+        let next = self.heads.get(head.next)?;
+        let last = query.get(position + next.len() - 1)?;
+        (*last == next.tail && next.start as usize == position).then_some(next)
+    }
+
     /// How many blocks of the run `query` matches, given that it matches the first.
     pub(super) fn matched(&self, run: RunId, head: &Head, query: &[SequenceHash]) -> usize {
-        let len = usize::from(head.len);
+        let len = head.len();
         if query.get(len - 1) == Some(&head.tail) {
             return len;
         }
@@ -248,7 +269,8 @@ impl Runs {
                 if body.hashes.len() == body.hashes.capacity() {
                     self.hashes -= body.hashes.capacity();
                     let room = RUN_BLOCKS - position as usize % RUN_BLOCKS;
-                    body.hashes.reserve_exact(GROWTH.max(more + 1).min(room));
+                    let growth = GROWTH.max(body.hashes.len() / GROWTH_PART).max(more + 1);
+                    body.hashes.reserve_exact(growth.min(room));
                     self.hashes += body.hashes.capacity();
                 }
                 body.hashes.push(hash);
@@ -388,6 +410,10 @@ impl Runs {
             self.free.push(run);
             if let Some(parent) = body.parent.take() {
                 self.bodies[parent.run()].children -= 1;
+                let before = &mut self.heads[parent.run()];
+                if before.next == run {
+                    before.next = NO_RUN;
+                }
                 at = Some(parent.run());
             }
         }
@@ -408,6 +434,7 @@ impl Runs {
             tail: hash,
             start: position,
             entries: 0,
+            next: NO_RUN,
             used: AtomicU32::new(0),
             len: 1,
         };
@@ -426,6 +453,9 @@ impl Runs {
         };
         if let Some(parent) = parent {
             self.bodies[parent.run()].children += 1;
+            if (position as usize).is_multiple_of(RUN_BLOCKS) {
+                self.heads[parent.run()].next = run;
+            }
         }
         self.table.insert(hash.0, run);
         Some(BlockRef::new(run, 0))
@@ -454,6 +484,11 @@ impl Runs {
             if head.len == 0 {
                 assert!(body.hashes.capacity() == 0 && body.parent.is_none() && head.lanes.is_empty());
                 continue;
+            }
+            if head.next != NO_RUN {
+                let parent = self.bodies[head.next].parent.expect("a run that goes on");
+                assert_eq!((parent.run(), parent.offset() + 1), (run, head.len.into()));
+                assert!((self.position(parent) as usize + 1).is_multiple_of(RUN_BLOCKS));
             }
             live += 1;
             hashes += body.hashes.capacity();

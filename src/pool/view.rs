@@ -3,7 +3,7 @@
 use super::turnover::Turnover;
 use crate::{
     events::{Batch, FeedState, KvEvent, SuspendReason},
-    index::{Applied, Index, RankStats},
+    index::{Applied, Index, LOOK_AHEAD_EVENTS, RankStats},
     units::{EngineHash, RankId, Tier},
 };
 use parking_lot::{RwLock, RwLockWriteGuard};
@@ -318,7 +318,12 @@ impl CacheView {
         if slices.feed()?.see(batch, now_seconds) {
             slices.caches.index.clear_rank(rank);
         }
-        for event in batch.events() {
+        let mut ahead = batch.events();
+        for (at, event) in batch.events().enumerate() {
+            if at % LOOK_AHEAD_EVENTS == 0 {
+                let next = ahead.by_ref().take(LOOK_AHEAD_EVENTS);
+                next.for_each(|event| slices.caches.index.look_ahead(rank, &event));
+            }
             slices.apply(&event);
             if let Some(turnover) = &mut slices.feed()?.turnover {
                 turnover.see(&event);
@@ -405,9 +410,10 @@ impl Slices<'_> {
             self.yield_to_readers();
         }
         self.work += work;
-        let applied = self.caches.index.begin(self.rank, event);
-        while self.caches.index.go_on(self.rank) {
+        let mut applied = self.caches.index.begin(self.rank, event);
+        while self.caches.index.is_unfinished() {
             self.yield_to_readers();
+            applied += self.caches.index.go_on(self.rank, event);
         }
         applied
     }
