@@ -1,0 +1,25 @@
+//! The part of kvspoa's `request` that has nothing to do with HAProxy.
+
+#[path = "../../src/request/anthropic.rs"]
+mod anthropic;
+#[path = "../../src/request/body.rs"]
+pub mod body;
+#[path = "../../src/request/conversation.rs"]
+pub mod conversation;
+#[path = "../../src/request/generate.rs"]
+mod generate;
+#[path = "../../src/request/harmony.rs"]
+pub mod harmony;
+#[path = "../../src/request/json.rs"]
+mod json;
+#[path = "../../src/request/partial.rs"]
+pub mod partial;
+#[path = "../../src/request/responses.rs"]
+mod responses;
+#[path = "../../src/request/scan.rs"]
+mod scan;
+#[path = "../../src/request/seen.rs"]
+mod seen;
+
+pub use body::Endpoint;
+pub use seen::SeenMessages;
