@@ -15,7 +15,7 @@ pub use health::HealthMetrics;
 pub use install::{InstallError, install};
 pub use reload::ReloadMetrics;
 pub use replica::{ReportMetrics, ServerMetrics, SocketMetrics};
-pub use route::{PoolMetrics, RankMetrics, RayMetrics, RouteMetrics, SettleMetrics};
+pub use route::{DecidedMetrics, PoolMetrics, RankMetrics, RayMetrics, RouteMetrics, SettleMetrics};
 pub use total::Total;
 
 use metrics::{Counter, Gauge, counter, gauge};

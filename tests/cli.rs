@@ -130,7 +130,9 @@ fn a_model_directory_that_cannot_be_used_is_a_mistake_of_the_configuration() {
 fn wrong_usage_ends_with_64_and_help_with_0() {
     assert_eq!(kvspoa(&["rune"]).status.code(), Some(64));
     assert_eq!(kvspoa(&["run", "--config", "/nonexistent/kvspoa.toml"]).status.code(), Some(64));
-    for command in ["run", "check", "explain", "haproxy-config", "replica", "demo", "replay"] {
+    for command in
+        ["run", "check", "explain", "haproxy-config", "pool", "replica", "simulate", "demo", "replay"]
+    {
         let output = kvspoa(&[command, "--help"]);
         assert!(output.status.success());
         assert!(text(&output.stdout).contains("Usage: kvspoa"), "{}", text(&output.stdout));
@@ -248,6 +250,42 @@ fn an_explanation_has_the_fields_that_others_rely_on() {
         assert!(replica.get(field).is_some(), "no {field} in {replica}");
     }
     assert!(agent.post("/explain?pool=other", "{}").starts_with("HTTP/1.1 404 "));
+    agent.end();
+}
+
+/// A command of `kvspoa` against the agent: its status, and what it said.
+fn operate(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
+    let output = kvspoa(&[args, &["--admin", &agent.admin]].concat());
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+}
+
+#[test]
+fn an_operator_is_told_what_was_done_and_what_was_not() {
+    let agent = Agent::start();
+    assert!(agent.post("/explain", "{}").starts_with("HTTP/1.1 200 "));
+    assert_eq!(
+        operate(&agent, &["pool", "be", "share=0.25"]),
+        (Some(0), "be: share=0.25, was on\n".to_owned())
+    );
+    let (status, list) = operate(&agent, &["pool"]);
+    assert!(status == Some(0) && list.contains("share=0.25"), "{list}");
+    let (status, list) = operate(&agent, &["replica", "--json"]);
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    assert_eq!((status, &list[0]["server"], &list[0]["pool"]), (Some(0), &json!("s1"), &json!("be")));
+    for (args, status, said) in [
+        (&["pool", "other", "on"][..], 70, "no pool named `other` is configured; there are: be"),
+        (&["pool", "be", "half"], 64, "`half` is no mode: on, shadow, off, or share=0.0 to share=1.0"),
+        (&["pool", "other"], 70, "no pool named `other`"),
+        (&["replica", "be/s9", "ignore"], 70, "be/s9: the pool has no such replica"),
+        (&["replica", "s1", "resync"], 70, "no rank of the replica has a replay endpoint"),
+        (&["replica", "s9"], 70, "no replica named `s9`"),
+    ] {
+        let (ended, told) = operate(&agent, args);
+        assert!(ended == Some(status) && told.contains(said), "{args:?}: {ended:?} {told}");
+    }
+    let form = agent.post("/pool", "mode=off");
+    assert!(form.starts_with("HTTP/1.1 415 "), "a page in a browser could send that: {form}");
+    assert!(operate(&agent, &["pool"]).1.contains("share=0.25"));
     agent.end();
 }
 

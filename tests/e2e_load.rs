@@ -300,3 +300,170 @@ fn chats_are_served_from_cache_and_evenly_as_by_no_balance_of_haproxys_own() {
     assert!(cached >= 0.77 && greatest <= 0.60, "{cached:.3} cached, {greatest:.2} on one");
     assert!(cached > least + 0.05 && cached > hashed, "{cached:.3} against {least:.3} and {hashed:.3}");
 }
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn served(answer: &Message) -> &str {
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    answer.header("x-served-by").expect("set by HAProxy")
+}
+
+/// So many equal requests in turn: by whom each was served, and the agent's reason.
+fn in_turn(road: &Road, count: usize, body: &Value) -> Vec<(String, String)> {
+    let one = || {
+        let answer = road.post(COMPLETIONS, body);
+        (served(&answer).to_owned(), answer.header("x-kv-reason").unwrap_or_default().to_owned())
+    };
+    (0..count).map(|_| one()).collect()
+}
+
+/// Until a cache is known to hold the prompt.
+fn wait_until_known(road: &Road, body: &Value) {
+    eventually("the replica's events are applied", || {
+        let explanation = road.agent.explain(COMPLETIONS, body);
+        (explanation["matched_tokens"].as_u64() > Some(0)).then_some(())
+    });
+}
+
+fn decided(road: &Road, mode: &str) -> f64 {
+    road.agent.metric_with("kvspoa_pool_decisions_total", &format!("mode=\"{mode}\""))
+}
+
+#[test]
+fn in_the_shadow_haproxy_balances_as_without_and_a_switch_counts_from_the_next_request_on() {
+    for_each_binary(|haproxy| {
+        let setup = Setup { pool: "mode = \"shadow\"\n", balance: "roundrobin", ..Setup::default() };
+        let road = Road::set_up(haproxy, &setup);
+        let body = json!({ "prompt": "What is the same for all. ".repeat(60), "max_tokens": 2 });
+        let first = in_turn(&road, 6, &body);
+        for (pair, next) in first.iter().zip(&first[1..]) {
+            assert_ne!(pair.0, next.0, "round robin: {first:?}");
+            assert_eq!(pair.1, "shadow");
+        }
+        assert_eq!((decided(&road, "shadow"), decided(&road, "on")), (6.0, 0.0));
+        road.assert_no_load();
+        assert_eq!(road.agent.metric("kvspoa_prompt_tokens_total"), 0.0, "nothing went where kvspoa said");
+
+        assert_eq!(road.agent.operate(&["pool", "be_llm", "on"]), "be_llm: on, was shadow\n");
+        // Of another prompt: this one is in both caches by now.
+        let other = json!({ "prompt": "What one of them alone will hold. ".repeat(60), "max_tokens": 2 });
+        let (holder, reason) = in_turn(&road, 1, &other).remove(0);
+        assert_eq!(reason, "no_overlap");
+        wait_until_known(&road, &other);
+        let on = in_turn(&road, 3, &other);
+        assert!(on.iter().all(|(server, reason)| *server == holder && reason == "overlap"), "{on:?}");
+        road.assert_no_load();
+
+        road.agent.operate(&["pool", "be_llm", "off"]);
+        let times = || road.agent.metric("kvspoa_decision_seconds_count");
+        let before = (times(), road.agent.metric("kvspoa_token_cache_misses_total"));
+        let other =
+            json!({ "prompt": "Something that was never asked before. ".repeat(90), "max_tokens": 2 });
+        let off = in_turn(&road, 4, &other);
+        assert!(off.iter().all(|(_, reason)| reason.is_empty()), "{off:?}");
+        assert_ne!(off[0].0, off[1].0, "round robin");
+        assert_eq!(
+            (times(), road.agent.metric("kvspoa_token_cache_misses_total")),
+            before,
+            "no prompt was made"
+        );
+        assert_eq!(decided(&road, "off"), 4.0);
+        let list: Value = serde_json::from_str(&road.agent.operate(&["pool", "--json"])).expect("JSON");
+        assert_eq!((&list[0]["mode"], &list[0]["configured_mode"]), (&json!("off"), &json!("shadow")));
+        road.assert_no_load();
+    });
+}
+
+#[test]
+fn in_the_shadow_a_request_is_booked_where_its_blocks_appear() {
+    for_each_binary(|haproxy| {
+        let setup =
+            Setup { pool: "mode = \"shadow\"\n", flags: &["--decode-step", "200"], ..Setup::default() };
+        let road = Road::set_up(haproxy, &setup);
+        let streams = [0, 1].map(|number| road.long_request(&long_body(number)));
+        let on = |server: &str| road.agent.metric_with("kvspoa_requests", &format!("\"{server}\""));
+        eventually("each is found where HAProxy has sent it", || {
+            ((on("s1"), on("s2")) == (1.0, 1.0)).then_some(())
+        });
+        assert_eq!(road.agent.metric("kvspoa_prefill_tokens"), 0.0);
+        drop(streams);
+        road.assert_no_load();
+        assert_eq!(road.agent.metric("kvspoa_bookings_settled_total"), 2.0);
+        assert_eq!(road.agent.metric("kvspoa_ends_without_booking_total"), 0.0);
+    });
+}
+
+#[test]
+fn a_share_of_the_sessions_goes_where_kvspoa_says_and_each_stays_on_its_side() {
+    for_each_binary(|haproxy| {
+        let setup = Setup { pool: "mode = \"share=0.5\"\n", ..Setup::default() };
+        let road = Road::set_up(haproxy, &setup);
+        let is_shadowed = |answer: &Message| {
+            served(answer);
+            answer.header("x-kv-reason") == Some("shadow")
+        };
+        let by_session = |session: &str, number: usize| {
+            is_shadowed(&road.post_of(session, COMPLETIONS, &unrelated(number)))
+        };
+        let sessions: Vec<String> = (0..16).map(|number| format!("session-{number}")).collect();
+        let first: Vec<bool> =
+            sessions.iter().zip(0..).map(|(session, at)| by_session(session, at)).collect();
+        let again: Vec<bool> =
+            sessions.iter().zip(100..).map(|(session, at)| by_session(session, at)).collect();
+        assert_eq!(first, again);
+        assert!(first.contains(&true) && first.contains(&false), "{first:?}");
+
+        let mut chats: Vec<Vec<Value>> = (0..16)
+            .map(|number| {
+                let ask = format!("Question {number}");
+                vec![
+                    json!({ "role": "system", "content": "Be brief." }),
+                    json!({ "role": "user", "content": ask }),
+                ]
+            })
+            .collect();
+        let mut turn = || -> Vec<bool> {
+            let one = |chat: &mut Vec<Value>| {
+                let shadowed = is_shadowed(&road.post(CHAT, &json!({ "messages": chat, "max_tokens": 2 })));
+                chat.push(json!({ "role": "assistant", "content": "Yes." }));
+                chat.push(json!({ "role": "user", "content": "And then?" }));
+                shadowed
+            };
+            chats.iter_mut().map(one).collect()
+        };
+        let first = turn();
+        assert!(first.contains(&true) && first.contains(&false), "{first:?}");
+        assert_eq!(turn(), first);
+        road.assert_no_load();
+    });
+}
+
+#[test]
+fn a_replica_that_is_ignored_is_not_named_and_one_that_is_resynced_is_known_again() {
+    for_each_binary(|haproxy| {
+        let road = Road::start(haproxy, 2, &[]);
+        let body = json!({ "prompt": "Where it was cached before. ".repeat(60), "max_tokens": 2 });
+        let (holder, _) = &in_turn(&road, 1, &body).remove(0);
+        wait_until_known(&road, &body);
+        assert_eq!(in_turn(&road, 1, &body)[0].0, *holder);
+        let excluded = |server: &str| {
+            let explanation = road.agent.explain(COMPLETIONS, &body);
+            replica(&explanation, server).get("excluded").cloned()
+        };
+        assert!(road.agent.operate(&["replica", holder, "ignore"]).contains("is not named any more"));
+        assert_eq!(excluded(holder), Some(json!("ignored")));
+        assert!(in_turn(&road, 3, &body).iter().all(|(server, _)| server != holder));
+        road.agent.operate(&["replica", &format!("be_llm/{holder}"), "use"]);
+        assert_eq!(excluded(holder), None);
+
+        let label = format!("server=\"{holder}\",");
+        let blocks = || road.agent.metric_with("kvspoa_index_blocks", &label);
+        let resets = || road.agent.metric_with("kvspoa_kv_resets_total", &label);
+        let (known, before) = (blocks(), resets());
+        assert!(known > 0.0);
+        road.agent.operate(&["replica", holder, "resync"]);
+        eventually("it has told all again", || (resets() > before && blocks() == known).then_some(()));
+        let listed = road.agent.operate(&["replica"]);
+        assert!(listed.contains("be_llm/s1") && listed.contains("be_llm/s2"), "{listed}");
+    });
+}

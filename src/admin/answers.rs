@@ -1,6 +1,6 @@
 //! One answer per admin path.
 
-use super::ray::Ray;
+use super::{operate, ray::Ray};
 use crate::{
     request::RoutingRequest,
     route::{ExplainOptions, Router},
@@ -48,22 +48,33 @@ impl Answers {
                 let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
                 reply_json(status, &readiness)
             }
+            (&Method::GET | &Method::HEAD, "/status") => reply_json(StatusCode::OK, &self.router.status()),
+            (&Method::POST, "/pool" | "/replica") => self.operate(request).await,
             (&Method::POST, "/explain") => self.explain(request).await,
             (&Method::POST, "/internal/route") => self.route(request).await,
             (&Method::POST, "/lifecycle") => match read(request.into_body()).await {
                 Ok(body) => self.ray.lifecycle(&body),
                 Err(error) => error,
             },
-            (_, "/internal/route" | "/lifecycle" | "/explain" | "/metrics" | "/healthz" | "/readyz") => {
-                error(
-                    StatusCode::METHOD_NOT_ALLOWED,
-                    "GET for /metrics, /healthz and /readyz; POST for /explain, /internal/route and /lifecycle",
-                )
+            (_, "/metrics" | "/healthz" | "/readyz" | "/status") => {
+                error(StatusCode::METHOD_NOT_ALLOWED, "this path is for GET")
+            }
+            (_, "/internal/route" | "/lifecycle" | "/explain" | "/pool" | "/replica") => {
+                error(StatusCode::METHOD_NOT_ALLOWED, "this path is for POST")
             }
             _ => error(
                 StatusCode::NOT_FOUND,
-                "paths: /metrics, /healthz, /readyz, POST /explain?pool=…&path=…",
+                "paths: /metrics, /healthz, /readyz, /status, POST /explain?pool=…&path=…, POST /pool, POST /replica",
             ),
+        }
+    }
+
+    /// `POST /pool` and `POST /replica`: see [`operate`].
+    async fn operate(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let (head, body) = request.into_parts();
+        match read(body).await {
+            Ok(body) => operate::operate(&self.router, head.uri.path(), &head.headers, &body),
+            Err(error) => error,
         }
     }
 
@@ -161,7 +172,7 @@ pub(super) fn reply_json(status: StatusCode, body: &impl serde::Serialize) -> Re
     }
 }
 
-fn error(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+pub(super) fn error(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
     reply_json(status, &json!({ "error": why }))
 }
 

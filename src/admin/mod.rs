@@ -1,6 +1,8 @@
-//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/explain`, and what Ray's side asks.
+//! The admin port: `/metrics`, `/healthz`, `/readyz`, `/status`, `/explain`, what operators switch, and what Ray's side
+//! asks.
 
 mod answers;
+mod operate;
 mod ray;
 
 use crate::{config::HostPort, route::Router};

@@ -73,7 +73,8 @@ impl Ray {
             body,
             ..RoutingRequest::default()
         };
-        let decision = self.router.decide(request, received).await;
+        // Ray's HAProxy has no other way to choose: whatever the pool's mode, it is told.
+        let decision = self.router.decide_anyway(request, received).await;
         match answer(&decision) {
             Some(answer) => reply_json(StatusCode::OK, &answer),
             // Ray's HAProxy then answers its client with 503: nothing else is left to name.

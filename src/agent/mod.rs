@@ -282,6 +282,7 @@ async fn tick(pools: Arc<Pools>, pulse: Arc<Pulse>) {
             // What HAProxy said may have gone out of date.
             pool.sync_open(now);
             pool.move_strays(now);
+            pool.place_found(now);
             let expired = pool.scheduler.lock().tick(now);
             if expired > 0 {
                 tracing::warn!(

@@ -84,11 +84,11 @@ impl Settle {
         if end.skip.is_some() {
             return;
         }
-        let ended = pool.scheduler.lock().end(end.request, served, Instant::now());
-        match ended {
-            Some(_) => self.metrics.settled.increment(1),
-            None => self.metrics.without_booking.increment(1),
-        }
+        let counter = match pool.end(end.request, served, Instant::now()) {
+            true => &self.metrics.settled,
+            false => &self.metrics.without_booking,
+        };
+        counter.increment(1);
     }
 }
 

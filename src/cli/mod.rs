@@ -2,6 +2,7 @@
 
 mod check;
 mod explain;
+mod operate;
 
 use crate::{
     agent,
@@ -53,8 +54,12 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Print what to add to HAProxy's configuration, or put it into a copy of yours
     HaproxyConfig(haproxy_config::HaproxyConfigArgs),
+    /// List a running agent's pools, or switch one: on, shadow, off, share=0.25
+    Pool(operate::PoolArgs),
+    /// List a running agent's replicas, or tell it what to do about one: resync, ignore, use
+    Replica(operate::ReplicaArgs),
     /// Run a simulated replica: OpenAI API, prefix cache and KV events, without a GPU
-    Replica(sim::ReplicaArgs),
+    Simulate(sim::ReplicaArgs),
     /// Show it all on this machine: HAProxy, three simulated replicas, one chat load with and without kvspoa
     Demo(demo::DemoArgs),
     /// Bring a model's tokenizer and chat template from a model hub
@@ -173,7 +178,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             print!("{}", haproxy_config::run(&args, &mut |finding| eprintln!("{finding}"))?);
             Ok(())
         }
-        Command::Replica(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
+        Command::Pool(args) => block_on(operate::pool(args))?,
+        Command::Replica(args) => block_on(operate::replica(args))?,
+        Command::Simulate(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
         Command::Demo(args) => block_on(demo::run(args))?,
         Command::Replay(args) => Ok(replay::run(&args)?),
     };

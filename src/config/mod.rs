@@ -6,6 +6,7 @@
 mod effective;
 mod error;
 pub mod knobs;
+mod mode;
 mod overrides;
 mod raw;
 mod rendering;
@@ -15,6 +16,7 @@ mod values;
 
 pub use effective::{Origin, Setting};
 pub use error::{ConfigError, Place};
+pub use mode::{Handling, Mode, NoMode};
 pub use overrides::Overrides;
 pub use raw::DEFAULT_ADMIN;
 pub use rendering::{ContentFormat, Rendering, Revision, UtcOffset};
@@ -152,6 +154,8 @@ pub enum PolicyName {
 pub struct Pool {
     /// The HAProxy backend's name.
     pub backend: String,
+    /// Whether its requests go where kvspoa says.
+    pub mode: Mode,
     /// The model directory; absent: the small model compiled in, for demonstrations.
     pub model_dir: Option<PathBuf>,
     /// How the engines were told to make prompts.
@@ -349,6 +353,7 @@ fn build_pool(
         event_ports: EventPorts::from(&raw.events),
         http: HttpAccess::build(raw.http, base).map_err(|(at, (key, why))| fail(at, key, why))?,
         backend: raw.backend.into_inner(),
+        mode: raw.mode,
         model_dir,
         rendering,
         place: place.clone(),

@@ -3,7 +3,7 @@
 //! What is written here is read back (`Serialize`) to show what holds, and what the defaults are.
 
 use super::{
-    DynamoWeights, PolicyName,
+    DynamoWeights, Mode, PolicyName,
     rendering::Rendering,
     replicas::NodeRank,
     values::{
@@ -242,6 +242,8 @@ impl Default for RawSelect {
 #[serde(deny_unknown_fields)]
 pub(super) struct RawPool {
     pub(super) backend: Spanned<String>,
+    #[serde(default)]
+    pub(super) mode: Mode,
     pub(super) model_dir: Option<Spanned<PathBuf>>,
     pub(super) model: Option<String>,
     #[serde(default)]

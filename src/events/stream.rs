@@ -159,10 +159,9 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
     /// Others have reason to doubt a stream that is followed. It is asked for its last batches; what is known does not
     /// count until it has answered, or spoken by itself.
     pub fn on_doubt(&mut self, doubt: Doubt, actions: &mut Vec<Action<P>>) {
-        if !self.connected || self.phase != Phase::Following {
-            return;
-        }
         match doubt {
+            Doubt::Resync => return self.resync(actions),
+            _ if !self.connected || self.phase != Phase::Following => return,
             // It has spoken after all.
             Doubt::Silent if !self.held.is_empty() => return,
             Doubt::Silent => self.silent = true,
@@ -173,6 +172,19 @@ impl<P: Deref<Target = [u8]>> Stream<P> {
             }
         }
         if self.can_replay && self.catch_up.is_none() {
+            self.begin_catch_up(actions);
+        }
+        self.report(actions);
+    }
+
+    /// Forgets all, and has it told again. Without a replay endpoint nothing would tell it: then nothing is forgotten.
+    fn resync(&mut self, actions: &mut Vec<Action<P>>) {
+        if !self.can_replay {
+            return;
+        }
+        self.silent = false;
+        self.reset(ResetReason::Resync, actions);
+        if self.connected {
             self.begin_catch_up(actions);
         }
         self.report(actions);

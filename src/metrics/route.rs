@@ -133,6 +133,12 @@ pub struct PoolMetrics {
     pub prefill_rate: Gauge,
     /// The longest prompt that counts, tokens.
     pub model_context: Gauge,
+    /// 1 for the mode that holds; in the order of the modes at registration.
+    pub modes: Vec<Gauge>,
+    /// The share of sessions that go where kvspoa says, 0 to 1.
+    pub share: Gauge,
+    /// What was decided, by what was done about it; in the order of the handlings at registration.
+    pub decided: Vec<DecidedMetrics>,
     /// 1 while no prompt ever matched although the replicas publish blocks.
     pub nothing_matches: Gauge,
     /// Bookings that outlived their lease.
@@ -145,6 +151,17 @@ pub struct PoolMetrics {
     pub lost: Total,
     /// Bookings moved to the rank that got their request instead.
     pub moved: Total,
+}
+
+/// Decisions of one pool about which one thing was done.
+#[derive(Clone, Debug)]
+pub struct DecidedMetrics {
+    /// Decisions.
+    pub requests: Total,
+    /// Prompt tokens of these, where known.
+    pub prompt_tokens: Total,
+    /// Those that the replica chosen held.
+    pub matched_tokens: Total,
 }
 
 /// The state of one rank.
@@ -175,9 +192,18 @@ pub struct RankMetrics {
 impl PoolMetrics {
     /// Registers the metrics with the process's recorder.
     #[must_use]
-    pub fn register(pool: &str) -> Self {
+    pub fn register(pool: &str, modes: &[&'static str], handlings: &[&'static str]) -> Self {
+        let labels = |mode: &'static str| [("pool", pool.to_owned()), ("mode", mode.to_owned())];
+        let decided = |mode: &&'static str| DecidedMetrics {
+            requests: Total::new(counter!("kvspoa_pool_decisions_total", &labels(mode))),
+            prompt_tokens: Total::new(counter!("kvspoa_pool_prompt_tokens_total", &labels(mode))),
+            matched_tokens: Total::new(counter!("kvspoa_pool_matched_tokens_total", &labels(mode))),
+        };
         let total = |name: &'static str| Total::new(counter!(name, "pool" => pool.to_owned()));
         Self {
+            modes: modes.iter().map(|mode| gauge!("kvspoa_pool_mode", &labels(mode))).collect(),
+            share: gauge!("kvspoa_pool_share", "pool" => pool.to_owned()),
+            decided: handlings.iter().map(decided).collect(),
             index_bytes: gauge!("kvspoa_index_bytes", "pool" => pool.to_owned()),
             token_cache_hits: total("kvspoa_token_cache_hits_total"),
             token_cache_misses: total("kvspoa_token_cache_misses_total"),
@@ -196,8 +222,9 @@ impl PoolMetrics {
     /// The pool is gone: nothing is true of it any more.
     pub fn clear(&self) {
         let Self { index_bytes, token_cache_bytes, prefill_rate, model_context, nothing_matches, .. } = self;
-        let gauges = [index_bytes, token_cache_bytes, prefill_rate, model_context, nothing_matches];
-        gauges.into_iter().for_each(|gauge| gauge.set(0.0));
+        let gauges =
+            [index_bytes, token_cache_bytes, prefill_rate, model_context, nothing_matches, &self.share];
+        gauges.into_iter().chain(&self.modes).for_each(|gauge| gauge.set(0.0));
     }
 }
 

@@ -37,6 +37,7 @@ impl Pool {
     /// what it now says itself.
     pub fn configure(&self, before: &config::Pool, now: &config::Pool) {
         self.adapters.configure(&now.adapters);
+        self.mode.configure(now.mode);
         self.configured_context.store(now.max_model_len.unwrap_or_default(), Ordering::Relaxed);
         if before.model != now.model {
             self.served.lock().clone_from(&now.model);
@@ -61,7 +62,9 @@ mod tests {
         pool.configure(&said(&[], None), &said(&["sql"], Some(8_192)));
         assert!(pool.adapters.contains("sql") && pool.adapters.contains("told"));
         assert_eq!(pool.context_tokens(), 8_192);
+        pool.mode.set(config::Mode::SHADOW);
         pool.configure(&said(&["sql"], Some(8_192)), &said(&[], None));
+        assert_eq!(pool.mode.get(), config::Mode::SHADOW, "the file says nothing new of it");
         assert!(!pool.adapters.contains("sql") && pool.adapters.contains("told"));
         assert_eq!(pool.context_tokens(), 4_096);
     }

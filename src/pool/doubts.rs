@@ -45,6 +45,11 @@ impl Pool {
         mem::take(&mut self.doubts.found.lock())
     }
 
+    /// Has a rank's stream doubted.
+    pub(super) fn add_doubt(&self, rank: RankId, doubt: Doubt) {
+        self.doubts.add(rank, doubt);
+    }
+
     /// How far each rank's stream has come, for the `asked` of [`Self::doubt_engines`].
     #[must_use]
     pub fn heard(&self) -> Vec<u64> {

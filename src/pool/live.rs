@@ -277,9 +277,11 @@ impl Pool {
     pub fn sync_open(&self, now: Instant) {
         let servers = self.servers(now);
         let mut scheduler = self.scheduler.lock();
-        for rank in self.ranks.load().ids() {
+        let ranks = self.ranks.load();
+        for rank in ranks.ids() {
             let excluded = servers.get(rank).and_then(|server| server.excluded);
-            scheduler.set_open(rank, excluded.is_none(), now);
+            let is_open = excluded.or(Self::told_not_to(&ranks, rank)).is_none();
+            scheduler.set_open(rank, is_open, now);
             if excluded == Some(Excluded::Down) {
                 // Most likely it has to start anew.
                 scheduler.forget_history(rank);
@@ -298,7 +300,7 @@ impl Pool {
     ) -> Candidate {
         let server = servers.get(rank).unwrap_or(&ServerView::UNTOLD);
         Candidate {
-            excluded: server.excluded,
+            excluded: server.excluded.or(Self::told_not_to(ranks, rank)),
             weight: server.weight,
             slots: server.slots,
             revision: ranks.get(rank).map_or(Revision(0), |rank| rank.revision),

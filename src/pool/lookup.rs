@@ -67,19 +67,7 @@ impl Pool {
         let ranks = self.ranks();
         let streams = self.streams(&ranks);
         let servers = self.servers(now);
-        // The replicas of one pool are mostly alike.
-        let usual = streams.iter().find_map(|stream| stream.block_tokens).unwrap_or(USUAL_BLOCK_TOKENS);
-        let size_of = |stream: &Stream| stream.block_tokens.unwrap_or(usual);
-        let mut candidates: Vec<Candidate> = streams
-            .iter()
-            .map(|stream| {
-                let trusted = stream.state.is_trusted();
-                let history_blocks =
-                    if stream.misses_events { Self::cache_blocks(&ranks, stream.rank) } else { 0 };
-                let known = self.candidate(&ranks, stream.rank, size_of(stream), &servers, now);
-                Candidate { trusted, history_blocks, ..known }
-            })
-            .collect();
+        let mut candidates = self.candidates(&ranks, &streams, &servers, now);
         let mut keys: Vec<SequenceKey> = candidates.iter().map(Candidate::key).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -104,6 +92,27 @@ impl Pool {
         }
         let prompt = Arc::new(PromptBlocks::of(prompt_tokens, sequences));
         Lookup { prompt, candidates, streams, servers, ranks }
+    }
+
+    /// Every rank with all that is known of it, but for what it holds of a prompt.
+    pub(super) fn candidates(
+        &self,
+        ranks: &Ranks,
+        streams: &[Stream],
+        servers: &Servers,
+        now: Instant,
+    ) -> Vec<Candidate> {
+        // The replicas of one pool are mostly alike.
+        let usual = streams.iter().find_map(|stream| stream.block_tokens).unwrap_or(USUAL_BLOCK_TOKENS);
+        let candidate = |stream: &Stream| {
+            let trusted = stream.state.is_trusted();
+            let history_blocks =
+                if stream.misses_events { Self::cache_blocks(ranks, stream.rank) } else { 0 };
+            let block_tokens = stream.block_tokens.unwrap_or(usual);
+            let known = self.candidate(ranks, stream.rank, block_tokens, servers, now);
+            Candidate { trusted, history_blocks, ..known }
+        };
+        streams.iter().map(candidate).collect()
     }
 
     /// The state of every rank's stream.

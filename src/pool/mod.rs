@@ -11,6 +11,8 @@ mod live;
 mod loads;
 mod lookup;
 mod lost;
+mod operator;
+mod placed;
 mod ranks;
 mod renderers;
 mod served;
@@ -27,6 +29,7 @@ pub use adapters::Adapters;
 pub use configure::PoolSettings;
 pub use live::{EngineView, ServerView, Servers};
 pub use lookup::{Lookup, Rendered, Stream};
+pub use operator::{Decisions, LiveMode, NotDone, Tally};
 pub use ranks::{PoolFull, Rank, Ranks, ServerRanks};
 pub use renderers::{Renderers, Replaced};
 pub use sink::{EventSink, FeedKey};
@@ -35,7 +38,7 @@ pub use view::{CacheView, Feed, FeedFault, RankState};
 pub use watch::{Matching, Watch};
 
 use crate::{
-    config,
+    config::{self, Handling, Mode},
     hash::HashKey,
     index::{Index, IndexConfig},
     metrics::PoolMetrics,
@@ -48,6 +51,7 @@ use arc_swap::ArcSwap;
 use doubts::Doubts;
 use live::Live;
 use lost::Polls;
+use operator::Ignored;
 use parking_lot::{Mutex, RwLock};
 use ranks::Ids;
 use renderers::Revisions;
@@ -75,6 +79,10 @@ pub struct Pool {
     pub matching: Matching,
     /// Its metrics.
     pub metrics: PoolMetrics,
+    /// Whether requests go where kvspoa says.
+    pub mode: LiveMode,
+    /// What was decided.
+    pub tally: Tally,
     /// What the replicas must serve, once that is known.
     served: Mutex<Option<String>>,
     /// Whether the scheduler follows the answers of booked requests.
@@ -99,6 +107,8 @@ pub struct Pool {
     /// Taken before `scheduler`.
     polls: Mutex<Polls>,
     doubts: Doubts,
+    /// Taken before `scheduler`.
+    ignored: Ignored,
 }
 
 impl Pool {
@@ -120,12 +130,14 @@ impl Pool {
             Index::new(key.clone(), IndexConfig { max_bytes: index_max_bytes, ..IndexConfig::default() });
         Ok(Self {
             id: PoolId::new(),
-            metrics: PoolMetrics::register(&pool.backend),
+            metrics: PoolMetrics::register(&pool.backend, &Mode::NAMES, &Handling::ALL.map(Handling::as_str)),
             backend: pool.backend.clone(),
             revisions,
             renderers: ArcSwap::from_pointee(renderers),
             adapters: Adapters::new(&pool.adapters),
             matching: Matching::default(),
+            mode: LiveMode::new(pool.mode),
+            tally: Tally::default(),
             served: Mutex::new(pool.model.clone()),
             key: key.clone(),
             follows_answers: scheduler.follows_answers().into(),
@@ -138,6 +150,7 @@ impl Pool {
             live: Live::new(haproxy_poll, engine_poll),
             polls: Mutex::default(),
             doubts: Doubts::default(),
+            ignored: Ignored::default(),
             caches: RwLock::new(CacheView::new(index)),
             scheduler: Mutex::new(scheduler),
         })

@@ -47,6 +47,8 @@ pub struct Rank {
     pub(super) layout: Layout,
     /// What speaks against its events.
     pub(super) watched: Mutex<Watched>,
+    /// Whether it is never named, as an operator has told.
+    pub(super) ignored: AtomicBool,
 }
 
 /// One server and its ranks.
@@ -179,6 +181,9 @@ impl Pool {
         let name: Arc<str> = replica.server.as_str().into();
         let shared = Arc::new(replica.clone());
         let revision = self.revision(replica.revision.as_deref());
+        // Held to the end: else what is told meanwhile would pass the new ranks by.
+        let ignored = self.ignored.lock();
+        let is_ignored = ignored.contains(&name);
         let rank = |feed: &config::Rank, rank| {
             let labels = FeedLabels { pool: self.backend.clone(), server: replica.server.clone(), rank };
             let faults = FeedFault::ALL.map(FeedFault::as_str);
@@ -193,6 +198,7 @@ impl Pool {
                 engine: ArcSwapOption::empty(),
                 layout: Layout::default(),
                 watched: Mutex::default(),
+                ignored: AtomicBool::new(is_ignored),
             }
         };
         let states = ServerState::ALL.map(ServerState::as_str);

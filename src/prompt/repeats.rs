@@ -15,6 +15,8 @@ const SHARDS: usize = 2;
 pub struct Prompt {
     /// The tokens.
     pub tokens: Tokens,
+    /// A hash of what the conversation begins with ([`crate::request::body::PromptInput::head`]).
+    pub head: u64,
     /// The media in them.
     pub media: Vec<MediaItem>,
     /// Whether nothing that was not seen can change them.
@@ -80,6 +82,7 @@ mod tests {
         let tokens = Tokens { ids: vec![TokenId(7)], total: 1, is_whole, ..Tokens::default() };
         Arc::new(Prompt {
             tokens,
+            head: 0,
             media: Vec::new(),
             identity_is_known: true,
             takes_tokens: true,

@@ -5,6 +5,7 @@ pub mod body;
 pub mod conversation;
 mod generate;
 pub mod harmony;
+mod head;
 mod json;
 pub mod notify;
 pub mod partial;

@@ -3,6 +3,7 @@
 
 use super::Reason;
 use crate::{
+    config::Handling,
     pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
     prompt::Prompt,
     replica::TokenKey,
@@ -88,6 +89,8 @@ pub struct Decision {
     pub reason: Reason,
     /// What it rests on.
     pub state: State,
+    /// Whether HAProxy is told of it.
+    pub handling: Handling,
     /// The pool, where it is one of ours.
     pub pool: Option<Arc<Pool>>,
     /// The prompt, where it is known.
@@ -130,6 +133,7 @@ impl Decision {
         Self {
             reason,
             state: State::LoadOnly,
+            handling: Handling::On,
             pool,
             prompt: None,
             is_repeat: false,
@@ -182,6 +186,7 @@ impl Decision {
                 &streams,
                 chosen.is_some_and(|chosen| chosen.history_tokens > 0),
             ),
+            handling: Handling::On,
             pool: Some(Arc::clone(pool)),
             prompt: prompt.ok().map(|(prompt, _)| prompt),
             is_repeat: false,
@@ -208,10 +213,15 @@ impl Decision {
     }
 
     /// What HAProxy is told: variables of the transaction, under the names of `haproxy/kvspoa.spoe.conf`. Without a
-    /// choice there are none, which HAProxy takes as "no opinion".
+    /// choice there are none, which HAProxy takes as "no opinion". In the shadow there is no server among them; a reason of
+    /// its own tells HAProxy's log so.
     #[must_use]
     pub fn actions(&self) -> Actions {
         let mut actions = Actions::default();
+        if self.handling == Handling::Shadow {
+            actions.set_var(Scope::Transaction, "reason", Handling::Shadow.as_str());
+            return actions;
+        }
         let (Some(chosen), Some(target)) = (self.chosen, self.target()) else { return actions };
         actions.set_var(Scope::Transaction, "server", &*target.server);
         if self.ranks.ranked() {
@@ -231,6 +241,7 @@ impl Decision {
         tracing::debug!(
             pool = self.pool.as_ref().map(|pool| pool.backend.as_str()),
             server = self.target().map(|target| &*target.server),
+            mode = self.handling.as_str(),
             reason = self.reason.as_str(),
             state = self.state.as_str(),
             prompt_tokens = self.tokens().map(<[_]>::len),

@@ -29,6 +29,8 @@ pub struct Explanation {
     reason: &'static str,
     /// What told the candidates apart (`select::Reason`).
     decided_by: Option<&'static str>,
+    /// What is done about it: `on`, or in `shadow` and `off` HAProxy balances all the same.
+    mode: &'static str,
     /// The HAProxy server; null where HAProxy would choose.
     chosen: Option<String>,
     /// Its data-parallel rank.
@@ -140,6 +142,7 @@ impl Decision {
             state: self.state,
             reason: self.reason.as_str(),
             decided_by: self.choice.as_ref().map(|choice| choice.reason.as_str()),
+            mode: self.handling.as_str(),
             chosen: self.target().map(|target| target.server.to_string()),
             rank: self.target().map(|target| target.rank),
             matched_tokens: self.chosen.map(|chosen| chosen.matched_tokens),

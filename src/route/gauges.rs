@@ -2,8 +2,9 @@
 
 use super::Router;
 use crate::{
+    config::Mode,
     index::RankStats,
-    metrics::HealthMetrics,
+    metrics::{HealthMetrics, PoolMetrics},
     pool::{Feed, FeedFault, Pool, RankState, Ranks},
     replica::ServerState,
 };
@@ -30,6 +31,7 @@ impl Router {
                     gauges.history_blocks.set(blocks as f64);
                 }
             }
+            refresh_mode(pool, metrics);
             metrics.expired.absolute(counts.expired);
             metrics.lost.absolute(counts.lost);
             metrics.moved.absolute(counts.moved);
@@ -61,6 +63,19 @@ impl Router {
                 }
             }
         }
+    }
+}
+
+fn refresh_mode(pool: &Pool, metrics: &PoolMetrics) {
+    let mode = pool.mode.get();
+    for (gauge, place) in metrics.modes.iter().zip(0..Mode::NAMES.len()) {
+        gauge.set(f64::from(u8::from(place == mode.place())));
+    }
+    metrics.share.set(mode.routed_share());
+    for (metrics, sum) in metrics.decided.iter().zip(pool.tally.get()) {
+        metrics.requests.absolute(sum.requests);
+        metrics.prompt_tokens.absolute(sum.prompt_tokens);
+        metrics.matched_tokens.absolute(sum.matched_tokens);
     }
 }
 

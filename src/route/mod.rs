@@ -6,15 +6,18 @@ mod gauges;
 mod preparing;
 mod readiness;
 mod reason;
+mod status;
 mod workers;
 
 pub use decision::{Chosen, Decision, Known, Stages, State};
 pub use explanation::Explanation;
 pub use readiness::{ConfigState, Readiness};
 pub use reason::{Outcome, Reason};
+pub use status::{Fault, PoolStatus, RankStatus, ReplicaStatus, Status};
 pub use workers::{NotDone, Workers};
 
 use crate::{
+    config::{Handling, Mode},
     metrics::RouteMetrics,
     pool::{Pool, PoolTable, Pools},
     request::{Endpoint, RoutingRequest},
@@ -55,6 +58,26 @@ pub struct RouteLimits {
     /// The time for one decision. After three quarters of it no prompt is begun or gone on with, so that there is time to
     /// choose by what is known until then; the SPOP server bounds the whole.
     pub deadline: Duration,
+}
+
+/// For what a decision is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    /// HAProxy asks, which does without an answer where the pool's mode says so.
+    Answer,
+    /// Somebody asks who needs an answer.
+    AnswerAnyway,
+    /// To be looked at: nothing is booked.
+    Look,
+}
+
+impl Purpose {
+    fn mode(self, pool: &Pool) -> Mode {
+        match self {
+            Self::Answer | Self::Look => pool.mode.get(),
+            Self::AnswerAnyway => Mode::ON,
+        }
+    }
 }
 
 /// What [`Router::explain`] may add.
@@ -117,10 +140,21 @@ impl Router {
         self.limits.store(Arc::new(limits));
     }
 
-    /// Decides about a request and books the choice.
+    /// Decides about a request as the pool's mode says, and books the choice where HAProxy is told of it.
     pub async fn decide(&self, request: RoutingRequest, received: Instant) -> Decision {
-        let mut decision = self.run(request, received, true).await;
-        self.send_tokens(&mut decision);
+        self.decide_for(Purpose::Answer, request, received).await
+    }
+
+    /// The same whatever the pool's mode is: for who has no `balance` to fall back to.
+    pub async fn decide_anyway(&self, request: RoutingRequest, received: Instant) -> Decision {
+        self.decide_for(Purpose::AnswerAnyway, request, received).await
+    }
+
+    async fn decide_for(&self, purpose: Purpose, request: RoutingRequest, received: Instant) -> Decision {
+        let mut decision = self.run(request, received, purpose).await;
+        if decision.handling == Handling::On {
+            self.send_tokens(&mut decision);
+        }
         decision.stages.total = received.elapsed();
         self.observe(&decision);
         decision.log();
@@ -150,13 +184,18 @@ impl Router {
         if self.pools.of_backend(&request.pool).is_none() {
             return Err(UnknownPool(request.pool));
         }
-        Ok(self.run(request, Instant::now(), false).await.explanation(options.token_ids))
+        Ok(self.run(request, Instant::now(), Purpose::Look).await.explanation(options.token_ids))
     }
 
-    async fn run(&self, request: RoutingRequest, received: Instant, book: bool) -> Decision {
+    async fn run(&self, request: RoutingRequest, received: Instant, purpose: Purpose) -> Decision {
         let Some(pool) = self.pools.of_backend(&request.pool) else {
             return Decision::none(Reason::UnknownPool, None);
         };
+        let mode = purpose.mode(&pool);
+        if mode.is_off() && purpose != Purpose::Look {
+            let none = Decision::none(Reason::Off, Some(pool));
+            return Decision { handling: Handling::Off, ..none };
+        }
         if request.method != "POST" {
             return Decision::none(Reason::NotPost, Some(pool));
         }
@@ -165,7 +204,7 @@ impl Router {
         let known = prompts.as_ref().map_err(|reason| *reason).and_then(Prompts::any).map(|_| ());
         let mut decision = match known {
             Err(reason) if reason.outcome() == Outcome::NoOpinion => Decision::none(reason, Some(pool)),
-            _ => choose(&pool, &request, prompts, book),
+            _ => choose(&pool, &request, prompts, mode, purpose),
         };
         decision.stages.prompt = prompted - received;
         decision
@@ -175,10 +214,18 @@ impl Router {
         if let Some(counter) = self.metrics.decisions.get(decision.reason.index()) {
             counter.increment(1);
         }
-        let (Some(tokens), Some(chosen)) = (decision.tokens(), decision.chosen) else { return };
-        self.metrics.prompt_tokens.increment(tokens.len() as u64);
-        self.metrics.matched_tokens.increment(u64::from(chosen.matched_tokens));
-        self.metrics.history_tokens.increment(u64::from(chosen.history_tokens));
+        let of_prompt = decision.tokens().zip(decision.chosen);
+        if let Some(pool) = &decision.pool {
+            let (prompt, matched) = of_prompt
+                .map_or((0, 0), |(tokens, chosen)| (tokens.len() as u64, chosen.matched_tokens.into()));
+            pool.tally.add(decision.handling, prompt, matched);
+        }
+        let Some((tokens, chosen)) = of_prompt else { return };
+        if decision.handling == Handling::On {
+            self.metrics.prompt_tokens.increment(tokens.len() as u64);
+            self.metrics.matched_tokens.increment(u64::from(chosen.matched_tokens));
+            self.metrics.history_tokens.increment(u64::from(chosen.history_tokens));
+        }
         if let (Some(pool), Some(choice)) = (&decision.pool, &decision.choice) {
             let best = choice.terms.iter().map(|terms| terms.confirmed.tokens()).max().unwrap_or(0);
             pool.matching.see(tokens.len(), best);
@@ -254,6 +301,11 @@ fn claimed_tokens(pool: &Pool, body_bytes: u64) -> usize {
     tokens.min(pool.context_tokens() as usize)
 }
 
+/// Spreads a number over all 64 bits. A UUID's low half has fixed bits at its top.
+fn spread(number: u64) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(&number.to_le_bytes())
+}
+
 /// Stands for the session of a body that was cut, where the client names none: what its conversation begins with. A
 /// power of two of bytes, as the place of the cut differs a little from turn to turn.
 fn session_of_beginning(body: &[u8]) -> Option<u64> {
@@ -261,12 +313,14 @@ fn session_of_beginning(body: &[u8]) -> Option<u64> {
     body.get(..length).map(RoutingRequest::session_of)
 }
 
-/// Looks the prompt up, scores all ranks and, with `book`, books the choice in the same critical section.
+/// Looks the prompt up and scores all ranks. Where HAProxy is to be told, the choice is booked in the same critical
+/// section; in the shadow, the request is looked for where HAProxy places it.
 fn choose(
     pool: &Arc<Pool>,
     request: &RoutingRequest,
     prompts: Result<Prompts, Reason>,
-    book: bool,
+    mode: Mode,
+    purpose: Purpose,
 ) -> Decision {
     let started = Instant::now();
     let any = prompts.as_ref().map_err(|reason| *reason).and_then(Prompts::any);
@@ -281,8 +335,6 @@ fn choose(
     let rendered = prompts.as_ref().map(|prompts| prompts.rendered(pool)).unwrap_or_default();
     let found = pool.lookup(&rendered, prompt_tokens, started);
     let looked_up = Instant::now();
-    // Without an id the end would never be told: then nothing is booked.
-    let book = book && request.id.is_some();
     let is_cut = match any {
         Ok(prompt) => !prompt.is_whole_body,
         Err(reason) => !request.complete || reason == Reason::BodyCut,
@@ -293,12 +345,17 @@ fn choose(
         prompt: found.prompt,
         session: request.session.or_else(beginning),
     };
+    // What tells one conversation from another, else one request from another: that a share is one of requests too.
+    let stands_for_session =
+        request.session.or(any.ok().map(|prompt| prompt.made.head)).or(request.id.map(|id| id.0 as u64));
+    let handling = mode.handling(spread(stands_for_session.unwrap_or_default()));
     let choice = {
         let mut scheduler = pool.scheduler.lock();
-        if book {
-            scheduler.book(&ask, &found.candidates, looked_up)
-        } else {
-            scheduler.choose(&ask, &found.candidates, looked_up)
+        // Without an id the end would never be told: then nothing is booked.
+        match request.id.filter(|_| purpose != Purpose::Look).map(|_| handling) {
+            Some(Handling::On) => scheduler.book(&ask, &found.candidates, looked_up),
+            Some(Handling::Shadow) => scheduler.expect(&ask, &found.candidates, looked_up),
+            Some(Handling::Off) | None => scheduler.choose(&ask, &found.candidates, looked_up),
         }
     };
     let chosen = choice.rank.and_then(|rank| found.ranks.get(rank));
@@ -319,6 +376,7 @@ fn choose(
         choice,
         found.streams,
     );
+    decision.handling = handling;
     decision.servers = found.servers;
     decision.ranks = found.ranks;
     if let Ok(prompt) = prompt {

@@ -126,6 +126,7 @@ impl Preparing {
             Times { parse: parsed - started, render, tokenize: parsed.elapsed().saturating_sub(render) };
         let made = Arc::new(prompt::Prompt {
             tokens,
+            head: ask.prompt.head(),
             media: ask.media,
             identity_is_known: ask.identity_is_known,
             takes_tokens: ask.takes_tokens,

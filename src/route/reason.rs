@@ -100,6 +100,8 @@ reasons! {
     MessageMalformed = "message_malformed", NoOpinion;
     /// No pool of that name is configured.
     UnknownPool = "unknown_pool", NoOpinion;
+    /// The pool is switched off.
+    Off = "off", NoOpinion;
     /// Not a POST: nothing is generated.
     NotPost = "not_post", NoOpinion;
     /// The pool has no replica that may be named.

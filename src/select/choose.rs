@@ -16,6 +16,8 @@ pub enum Excluded {
     Drained,
     /// Its server is a backup that another one comes before.
     Backup,
+    /// An operator has told so.
+    Ignored,
     /// The rank is not, or no longer, one of the pool's.
     Unknown,
 }
@@ -29,6 +31,7 @@ impl Excluded {
             Self::Maintenance => "maintenance",
             Self::Drained => "drained",
             Self::Backup => "backup",
+            Self::Ignored => "ignored",
             Self::Unknown => "unknown",
         }
     }

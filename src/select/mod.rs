@@ -8,6 +8,7 @@
 //! | `ask`, `candidate` | what is asked, and who may serve it |
 //! | `overlap`, `booked`, `history` | prefixes that a cache is confirmed to hold, that are on their way there, and that were sent there |
 //! | `booking`, `load` | the reservations of one rank, and the load they add up to |
+//! | `unplaced` | requests of which it is not known yet where they are |
 //! | `rate` | how fast ranks prefill |
 //! | `recent`, `generations` | small bounded memories that settle ties |
 //! | `evictions` | how long a cache keeps its blocks |
@@ -36,6 +37,7 @@ mod simple;
 mod simulation;
 #[cfg(test)]
 mod testing;
+mod unplaced;
 mod weigh;
 
 pub use ask::{Ask, PromptBlocks, Sequence, SequenceKey};
@@ -46,4 +48,4 @@ pub use cost::CostConfig;
 pub use dynamo::DynamoConfig;
 pub use load::Load;
 pub use overlap::Overlap;
-pub use scheduler::{Counts, Ended, Scheduler};
+pub use scheduler::{Counts, Ended, Scheduler, Sought};

@@ -11,6 +11,7 @@ use super::history::History;
 use super::load::{Load, SlowMean};
 use super::rate::{PrefillRate, Stopwatch};
 use super::recent::Fading;
+use super::unplaced::Unplaced;
 use crate::units::{RankId, RequestId};
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
@@ -31,6 +32,8 @@ pub struct Scheduler {
     sessions: Generations<u64, RankId>,
     /// Ends without a booking: their choice may still be under way.
     early_ends: Generations<RequestId, ()>,
+    /// Requests that HAProxy has placed itself.
+    unplaced: Unplaced,
     booked_hashes: usize,
     rng: fastrand::Rng,
     counts: Counts,
@@ -111,6 +114,8 @@ pub struct Ended {
     pub held: Duration,
 }
 
+pub use place::Sought;
+
 impl Scheduler {
     /// A scheduler without ranks. All its chance comes from `seed`.
     #[must_use]
@@ -129,6 +134,7 @@ impl Scheduler {
             owners: HashMap::new(),
             sessions: Generations::new(config.max_sessions),
             early_ends: Generations::new(EARLY_ENDS),
+            unplaced: Unplaced::default(),
             booked_hashes: 0,
             rng: fastrand::Rng::with_seed(seed),
             counts: Counts::default(),
@@ -231,7 +237,7 @@ impl Scheduler {
             Some((terms.clone(), candidate))
         });
         if let Some((terms, candidate)) = chosen {
-            choice.booked = self.enter(ask, candidate, &terms, now);
+            choice.booked = self.enter(ask, candidate, &terms, now, now);
             let others = candidates.iter().filter(|other| other.rank != terms.rank);
             let elsewhere = others.map(|other| other.gpu_blocks).max().unwrap_or_default();
             if let Some(booking) =
@@ -289,7 +295,14 @@ impl Scheduler {
     }
 
     /// Books if the bounds allow it. The memories take the choice in either way.
-    fn enter(&mut self, ask: &Ask, candidate: &Candidate, terms: &Terms, now: Instant) -> bool {
+    fn enter(
+        &mut self,
+        ask: &Ask,
+        candidate: &Candidate,
+        terms: &Terms,
+        asked_at: Instant,
+        now: Instant,
+    ) -> bool {
         if let Some(session) = ask.session {
             self.sessions.set(session, candidate.rank);
         }
@@ -306,7 +319,7 @@ impl Scheduler {
             self.counts.not_booked += 1;
             return false;
         }
-        self.insert(ask, candidate, terms, now, now);
+        self.insert(ask, candidate, terms, asked_at, now);
         self.counts.booked += 1;
         true
     }
@@ -374,6 +387,7 @@ mod history_tests;
 mod life;
 #[cfg(test)]
 mod life_tests;
+mod place;
 #[cfg(test)]
 mod server_tests;
 #[cfg(test)]

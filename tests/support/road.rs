@@ -184,6 +184,12 @@ impl Road {
         connection
     }
 
+    /// Sends a JSON body of a session and reads the whole answer.
+    pub(crate) fn post_of(&self, session: &str, path: &str, body: &Value) -> Message {
+        let headers = [("x-session-id", session)];
+        http::send(self.http, &http::request("POST", path, &headers, body.to_string().as_bytes()))
+    }
+
     /// Sends a JSON body and reads the whole answer.
     pub(crate) fn post(&self, path: &str, body: &Value) -> Message {
         http::send(self.http, &http::request("POST", path, &[], body.to_string().as_bytes()))
@@ -323,6 +329,18 @@ impl AgentProcess {
         let agent = Self { spop, admin, log, config, addresses, child };
         eventually("the agent answers", || std::net::TcpStream::connect(agent.admin).ok());
         agent
+    }
+
+    /// A command of `kvspoa` against it, which must succeed; returns what it printed.
+    pub(crate) fn operate(&self, args: &[&str]) -> String {
+        let admin = self.admin.to_string();
+        let output = Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+            .args(args)
+            .args(["--admin", &admin])
+            .output()
+            .expect("the binary runs");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
     }
 
     /// What it has logged.

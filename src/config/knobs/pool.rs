@@ -15,6 +15,15 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "pool.mode",
+        form: Form::Text("MODE"),
+        what: "whether requests go where kvspoa says: `on`; `shadow`: it decides and records, and HAProxy balances; `off`: it looks \
+               at nothing; `share=0.25`: `on` for a quarter of the sessions (without a session header, of the conversations), \
+               `shadow` for the others. `kvspoa pool` switches it while the agent runs",
+        breaks: Wrong("`shadow` and `off`: nothing is gained from the caches"),
+        ..PLAIN
+    },
+    Knob {
         key: "pool.model_dir",
         form: Form::Text("DIR"),
         unset: "a tiny model, for trials",

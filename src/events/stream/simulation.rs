@@ -46,7 +46,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Restart),
         3 => (1u64..400).prop_map(Happening::Wait),
         1 => (20_000u64..90_000).prop_map(Happening::Wait),
-        1 => prop_oneof![Just(Doubt::Silent), Just(Doubt::HealthLost)].prop_map(Happening::Doubt),
+        1 => prop_oneof![Just(Doubt::Silent), Just(Doubt::HealthLost), Just(Doubt::Resync)].prop_map(Happening::Doubt),
     ]
 }
 

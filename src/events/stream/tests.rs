@@ -565,7 +565,7 @@ fn after_lost_health_nothing_counts_until_the_process_is_proven_to_be_the_same()
 
 #[test]
 fn a_stream_that_does_not_count_anyway_is_not_doubted() {
-    for doubt in Doubt::ALL {
+    for doubt in [Doubt::Silent, Doubt::HealthLost] {
         let mut driven = Driven::new(true);
         assert_eq!(driven.doubt(doubt), []);
         driven.connect();
@@ -580,4 +580,23 @@ fn a_stream_that_does_not_count_anyway_is_not_doubted() {
     let mut driven = Driven::following(true, 5);
     driven.live(1, 8);
     assert_eq!(driven.doubt(Doubt::Silent), []);
+}
+
+#[test]
+fn on_request_all_is_forgotten_and_told_again() {
+    let mut driven = Driven::following(true, 5);
+    let forgotten = Action::Reset(ResetReason::Resync);
+    assert_eq!(driven.doubt(Doubt::Resync), [forgotten.clone(), request(0), CONNECTING]);
+    assert_eq!(driven.doubt(Doubt::Resync), [Action::CancelReplay, request(0)], "nothing is known by now");
+    assert_eq!(driven.answer(1, 0..=5).last(), Some(&request(5)));
+    assert_eq!(driven.answer(1, [5]), [EXACT]);
+    driven.disconnect();
+    assert_eq!(driven.doubt(Doubt::Resync), [forgotten, CONNECTING]);
+    assert_eq!(driven.connect(), [request(0)]);
+
+    let mut mute = Driven::new(false);
+    mute.connect();
+    mute.live(1, 0);
+    assert_eq!(mute.doubt(Doubt::Resync), [], "nobody would tell it again");
+    assert_eq!(mute.live(1, 1), apply(1, [1]));
 }

@@ -58,11 +58,13 @@ pub enum Doubt {
     HealthLost,
     /// The engine's own counters say that it filled blocks, and the stream said nothing of them.
     Silent,
+    /// An operator wants all that is known told again.
+    Resync,
 }
 
 impl Doubt {
     /// All doubts, in the order of their counters.
-    pub const ALL: [Self; 2] = [Self::HealthLost, Self::Silent];
+    pub const ALL: [Self; 3] = [Self::HealthLost, Self::Silent, Self::Resync];
 
     /// The doubt's name in metrics.
     #[must_use]
@@ -70,6 +72,7 @@ impl Doubt {
         match self {
             Self::HealthLost => SuspendReason::HealthLost.as_str(),
             Self::Silent => SuspendReason::Silent.as_str(),
+            Self::Resync => ResetReason::Resync.as_str(),
         }
     }
 }
@@ -114,6 +117,8 @@ pub enum ResetReason {
     HistoryGone,
     /// After a lost connection nothing proved that the process is the same.
     Unproven,
+    /// An operator wants all that is known told again.
+    Resync,
 }
 
 impl ResetReason {
@@ -125,6 +130,7 @@ impl ResetReason {
             Self::HistoryDiffers => "history_differs",
             Self::HistoryGone => "history_gone",
             Self::Unproven => "unproven",
+            Self::Resync => "resync",
         }
     }
 }

@@ -14,7 +14,9 @@ impl Scheduler {
     /// will be looked for there.
     pub fn end(&mut self, id: RequestId, used: Option<RankId>, now: Instant) -> Option<Ended> {
         let Some((rank, booking, prefilled)) = self.take_out(id) else {
-            self.early_ends.set(id, ());
+            if self.unplaced.take(id).is_none() {
+                self.early_ends.set(id, ());
+            }
             return None;
         };
         self.counts.ended += 1;
