@@ -203,6 +203,15 @@ impl Agent {
         answer
     }
 
+    /// The same with a GET.
+    fn get(&self, target: &str) -> String {
+        let mut client = TcpStream::connect(&self.admin).expect("it is open");
+        write!(client, "GET {target} HTTP/1.1\r\nHost: a\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("an answer");
+        answer
+    }
+
     /// Ends it; what it logged.
     fn end(mut self) -> String {
         self.child.kill().expect("a process of ours");
@@ -286,6 +295,39 @@ fn an_operator_is_told_what_was_done_and_what_was_not() {
     let form = agent.post("/pool", "mode=off");
     assert!(form.starts_with("HTTP/1.1 415 "), "a page in a browser could send that: {form}");
     assert!(operate(&agent, &["pool"]).1.contains("share=0.25"));
+    agent.end();
+}
+
+#[test]
+fn the_status_page_needs_nothing_from_elsewhere_and_reads_what_status_has() {
+    let agent = Agent::start();
+    assert!(agent.post("/explain", "{}").starts_with("HTTP/1.1 200 "));
+    let page = agent.get("/");
+    let (head, html) = page.split_once("\r\n\r\n").expect("a body");
+    assert!(
+        head.starts_with("HTTP/1.1 200 ") && head.contains("content-security-policy: default-src 'none'"),
+        "{head}"
+    );
+    assert!(
+        !html.contains("http://") && !html.contains("https://") && !html.contains("src="),
+        "all is in the page"
+    );
+    let status = agent.get("/status");
+    let (_, body) = status.split_once("\r\n\r\n").expect("a body");
+    let status: Value = serde_json::from_str(body).expect("JSON");
+    let (pool, replica) = (&status["pools"][0], &status["pools"][0]["replicas"][0]);
+    let rank = &replica["ranks"][0];
+    for (from, name) in
+        [("pool.", pool), ("replica.", replica), ("rank.", rank)].into_iter().flat_map(|(from, json)| {
+            let fields = html
+                .split(from)
+                .skip(1)
+                .map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next());
+            fields.flatten().map(|name| (json, name.to_owned())).collect::<Vec<_>>()
+        })
+    {
+        assert!(from.get(&name).is_some(), "the page reads `{name}`, which is not in {from}");
+    }
     agent.end();
 }
 

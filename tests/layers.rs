@@ -1,5 +1,5 @@
 //! What the sources and the documents say of each other: modules import only downwards, in the order that
-//! ARCHITECTURE.md explains, and the README names every metric.
+//! ARCHITECTURE.md explains, the README names every metric, and the dashboard and the alerts name none that is not there.
 
 use std::{collections::HashMap, fs, path::Path};
 
@@ -53,10 +53,8 @@ fn a_module_imports_only_from_lower_layers() {
     assert!(wrong.is_empty(), "upward imports:\n{}", wrong.join("\n"));
 }
 
-#[test]
-fn the_readme_names_every_metric() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = fs::read_to_string(root.join("README.md")).expect("the README");
+/// Every metric that the code registers.
+fn metrics(root: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for path in rust_files(&root.join("src/metrics")).into_iter().chain([root.join("src/metrics.rs")]) {
         let text = fs::read_to_string(&path).expect("readable source");
@@ -64,8 +62,36 @@ fn the_readme_names_every_metric() {
     }
     assert!(names.len() > 30, "only {} metrics were seen", names.len());
     names
+}
+
+#[test]
+fn the_readme_names_every_metric() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).expect("the README");
+    let mut names = metrics(root);
+    names
         .retain(|name| ![format!("`{name}`"), format!("`{name}{{")].iter().any(|form| readme.contains(form)));
     assert!(names.is_empty(), "the README lacks {names:?}");
+}
+
+#[test]
+fn the_dashboard_and_the_alerts_name_no_metric_that_is_not_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let known = metrics(root);
+    for (file, least) in [("docs/grafana.json", 25), ("docs/alerts.yml", 12)] {
+        let text = fs::read_to_string(root.join(file)).expect("readable");
+        let named: Vec<String> = text.split("kvspoa_").skip(1).map(word).collect();
+        assert!(named.len() >= least, "{file} names only {} metrics", named.len());
+        let is_known = |name: &String| {
+            let name =
+                ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            known.iter().any(|known| known == name)
+        };
+        let unknown: Vec<&String> = named.iter().filter(|name| !is_known(name)).collect();
+        assert!(unknown.is_empty(), "{file}: {unknown:?}");
+    }
+    let dashboard = fs::read_to_string(root.join("docs/grafana.json")).expect("readable");
+    serde_json::from_str::<serde_json::Value>(&dashboard).expect("the dashboard is JSON");
 }
 
 /// The crate's modules that `text` names, by `crate::module` or in a `use crate::{module::…, module::…}` list.

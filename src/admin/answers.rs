@@ -48,6 +48,7 @@ impl Answers {
                 let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
                 reply_json(status, &readiness)
             }
+            (&Method::GET | &Method::HEAD, "/") => page(),
             (&Method::GET | &Method::HEAD, "/status") => reply_json(StatusCode::OK, &self.router.status()),
             (&Method::POST, "/pool" | "/replica") => self.operate(request).await,
             (&Method::POST, "/explain") => self.explain(request).await,
@@ -56,7 +57,7 @@ impl Answers {
                 Ok(body) => self.ray.lifecycle(&body),
                 Err(error) => error,
             },
-            (_, "/metrics" | "/healthz" | "/readyz" | "/status") => {
+            (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status") => {
                 error(StatusCode::METHOD_NOT_ALLOWED, "this path is for GET")
             }
             (_, "/internal/route" | "/lifecycle" | "/explain" | "/pool" | "/replica") => {
@@ -64,7 +65,7 @@ impl Answers {
             }
             _ => error(
                 StatusCode::NOT_FOUND,
-                "paths: /metrics, /healthz, /readyz, /status, POST /explain?pool=…&path=…, POST /pool, POST /replica",
+                "paths: / (a page), /metrics, /healthz, /readyz, /status, POST /explain?pool=…&path=…, POST /pool, POST /replica",
             ),
         }
     }
@@ -117,6 +118,20 @@ impl Answers {
             Err(unknown) => error(StatusCode::NOT_FOUND, &unknown.to_string()),
         }
     }
+}
+
+/// What the status page may do: ask this port, and nothing else.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+    frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+/// The status page: one file, which asks for `/status` again and again.
+fn page() -> Response<Full<Bytes>> {
+    let text = include_str!("status.html").to_owned();
+    let mut response = reply(StatusCode::OK, "text/html; charset=utf-8", text);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, header::HeaderValue::from_static(PAGE_POLICY));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
+    response
 }
 
 /// A whole body, or the answer to one that is too large.
