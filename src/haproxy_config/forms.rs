@@ -4,7 +4,7 @@
 
 use clap::{Args, ValueEnum};
 
-use super::values::{address, header_name, proxy_name, time, word};
+use super::values::{address, header_name, proxy_name, seconds, time, word};
 
 /// Where the agent listens for HAProxy unless told otherwise: on loopback, as the protocol has no authentication.
 pub const AGENT: &str = "127.0.0.1:9101";
@@ -19,6 +19,9 @@ pub(super) const PREFIX: &str = "kv";
 const SPOE_FILE: &str = "/etc/haproxy/kvspoa.spoe.conf";
 const UPLOAD_TIMEOUT: &str = "3600s";
 const AGENT_TIMEOUT: &str = "500ms";
+/// Ray's time for a decision, in seconds. Its default, 5, is not ours: each request may have to wait as long for an agent
+/// that hangs.
+pub const DECISION_SECONDS: &str = "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S";
 
 /// A part of HAProxy's configuration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -64,14 +67,15 @@ pub struct Names {
     /// Where the SPOE file will lie.
     #[arg(long, value_name = "PATH", default_value = SPOE_FILE, value_parser = word)]
     pub spoe_file: String,
-    /// The request header that names a session.
-    #[arg(long, value_name = "HEADER", env = "RAY_SERVE_SESSION_ID_HEADER_KEY", default_value = SESSION_HEADER, value_parser = header_name)]
+    /// The request header that names a session; empty for none.
+    #[arg(long, value_name = "HEADER", env = "RAY_SERVE_SESSION_ID_HEADER_KEY", default_value = SESSION_HEADER, value_parser = session_header)]
     pub session_header: String,
     /// The longest that the upload of a request may take. When it has passed, the client gets a 408.
     #[arg(long, value_name = "TIME", default_value = UPLOAD_TIMEOUT, value_parser = time)]
     pub upload_timeout: String,
-    /// The longest that a request waits for the agent. Must be above the agent's own deadline.
-    #[arg(long, value_name = "TIME", default_value = AGENT_TIMEOUT, value_parser = time)]
+    /// The longest that a request waits for the agent. Must be above the agent's own deadline. By default what
+    /// RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S says, in seconds, if it is set.
+    #[arg(long, value_name = "TIME", default_value_t = agent_timeout(std::env::var(DECISION_SECONDS).ok()), value_parser = time)]
     pub agent_timeout: String,
     /// The name of the agent's `defaults` section.
     #[arg(skip = AGENT_DEFAULTS)]
@@ -97,6 +101,21 @@ impl Default for Names {
     }
 }
 
+/// As Ray's variable has it. What can't be read is left for the argument's own parser to refuse, with the variable's name.
+fn agent_timeout(by_ray: Option<String>) -> String {
+    by_ray.map_or_else(
+        || AGENT_TIMEOUT.to_owned(),
+        |text| match seconds(&text) {
+            Ok(time) => format!("{}ms", time.as_millis()),
+            Err(_) => format!("{DECISION_SECONDS}={text}"),
+        },
+    )
+}
+
+fn session_header(text: &str) -> Result<String, String> {
+    if text.is_empty() { Ok(String::new()) } else { header_name(text) }
+}
+
 /// The form for these names.
 #[must_use]
 pub fn render(form: Form, names: &Names) -> String {
@@ -111,12 +130,17 @@ pub fn render(form: Form, names: &Names) -> String {
         ("var-prefix ", PREFIX, "\n", &names.prefix),
     ]
     .map(|(before, from, after, to)| (format!("{before}{from}{after}"), format!("{before}{to}{after}")));
+    let argument = |header: &str| match header {
+        "" => String::new(),
+        header => format!(" session=req.hdr({header})"),
+    };
+    let (session_from, session) = (argument(SESSION_HEADER), argument(&names.session_header));
     let mut replacements: Vec<(&str, &str)> = vec![
+        (&session_from, &session),
         (AGENT, &names.agent),
         (LOG_TO, &names.log_to),
         (AGENT_BACKEND, &names.agent_backend),
         (SPOE_FILE, &names.spoe_file),
-        (SESSION_HEADER, &names.session_header),
         (UPLOAD_TIMEOUT, &names.upload_timeout),
     ];
     replacements.extend(in_context.iter().map(|(from, to)| (from.as_str(), to.as_str())));
@@ -187,6 +211,28 @@ mod tests {
                 assert_eq!(text.contains(value), forms.contains(&form), "{option} in {form:?}");
                 assert!(!text.contains(default), "{option} in {form:?}");
             }
+        }
+    }
+
+    #[test]
+    fn without_a_session_header_the_agent_is_told_none() {
+        let text = rendered(Form::Spoe, &["--session-header", ""]);
+        assert!(
+            !text.contains("session") && text.contains(" path=path len=req.hdr(content-length) "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn rays_time_for_a_decision_is_in_seconds() {
+        let by_ray = |text: &str| agent_timeout(Some(text.to_owned()));
+        assert_eq!(
+            (agent_timeout(None), by_ray("5"), by_ray("0.25")),
+            ("500ms".into(), "5000ms".into(), "250ms".into())
+        );
+        for wrong in ["", "0", "-1", "5s", "inf"] {
+            let refused = names(&["--agent-timeout", &by_ray(wrong)]).expect_err(wrong).to_string();
+            assert!(refused.contains(&format!("{DECISION_SECONDS}={wrong}")), "{refused}");
         }
     }
 

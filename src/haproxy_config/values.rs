@@ -1,5 +1,7 @@
 //! What may stand for a name, an address or a time in HAProxy's configuration.
 
+use std::time::Duration;
+
 /// A word that HAProxy reads as it stands.
 pub(super) fn word(text: &str) -> Result<String, String> {
     let special = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '"' | '\'' | '\\' | '#' | '$');
@@ -41,6 +43,16 @@ pub(super) fn time(text: &str) -> Result<String, String> {
     let digits = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let has_unit = matches!(digits, "us" | "ms" | "s" | "m" | "h" | "d");
     checked(text, has_unit && digits.len() < text.len(), "must be a number and one of us, ms, s, m, h, d")
+}
+
+/// A time above 0 as Ray writes it: a number of seconds, without a unit.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| time.as_millis() > 0)
+        .ok_or_else(|| format!("`{text}` is no number of seconds above 0"))
 }
 
 fn checked(text: &str, good: bool, rule: &str) -> Result<String, String> {

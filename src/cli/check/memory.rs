@@ -131,15 +131,15 @@ impl Haproxy {
             size(client),
             of_all.unwrap_or_default()
         ));
-        if let Some(((all, _), limit)) = all.zip(self.limit).filter(|((all, _), limit)| all > limit) {
+        if let Some(((all, clients), limit)) = all.zip(self.limit).filter(|((all, _), limit)| all > limit) {
             let fitting = limit / client.max(1);
-            let smaller = if bufsize > ADVISED_BUFSIZE {
-                format!(", or tune.bufsize to {ADVISED_BUFSIZE}")
-            } else {
-                String::new()
+            let advised = ADVISED_BUFSIZE.saturating_mul(BUFFERS_PER_CLIENT).saturating_mul(clients);
+            let or_smaller = match bufsize > ADVISED_BUFSIZE && advised <= limit {
+                true => format!(", or tune.bufsize to {ADVISED_BUFSIZE}"),
+                false => String::new(),
             };
             verdict.warnings.push(format!(
-                "HAProxy's buffers may come to {}, and there are {}: lower `maxconn` below {fitting}{smaller}",
+                "HAProxy's buffers may come to {}, and there are {}: lower `maxconn` to {fitting}{or_smaller}",
                 size(all),
                 size(limit)
             ));
@@ -230,10 +230,16 @@ mod tests {
             warnings,
             [
                 "kvspoa's bounds come to 1.2 GiB, and there are 1 GiB: lower index.max_bytes, prompt.cache_bytes or spop.max_bytes_in_flight",
-                "HAProxy's buffers may come to 96 GiB, and there are 24 GiB: lower `maxconn` below 1016, or tune.bufsize to \
+                "HAProxy's buffers may come to 96 GiB, and there are 24 GiB: lower `maxconn` to 1016, or tune.bufsize to \
                  1048576",
             ]
         );
+    }
+
+    #[test]
+    fn a_smaller_buffer_is_advised_only_where_it_is_enough() {
+        let warnings = memory(haproxy(8_454_144, 4096, 8 * GIB)).judge().warnings;
+        assert!(warnings.concat().ends_with("lower `maxconn` to 338"), "{warnings:?}");
     }
 
     #[test]

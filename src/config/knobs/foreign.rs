@@ -1,5 +1,6 @@
 //! The names under which operators know knobs from Ray Serve and from Dynamo, and what becomes of them here.
 
+use crate::haproxy_config::{self, DECISION_SECONDS};
 use Effect::{HAProxy, Mapped, Nothing, Sets};
 use Owner::{Dynamo, Ray};
 use std::time::Duration;
@@ -79,7 +80,7 @@ pub const FOREIGN: &[Foreign] = &[
               costs every slow client: `kvspoa check` weighs it against the memory",
     },
     Foreign {
-        name: "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S",
+        name: DECISION_SECONDS,
         owner: Ray,
         default: "5",
         read: decision,
@@ -362,17 +363,12 @@ fn switch(text: &str) -> Result<String, String> {
 
 /// A time in seconds.
 fn seconds(text: &str) -> Result<String, String> {
-    of_seconds(text).map(millis)
+    haproxy_config::seconds(text).map(millis)
 }
 
 /// Four fifths of a time in seconds: HAProxy waits for all of it, and should see an answer.
 fn decision(text: &str) -> Result<String, String> {
-    of_seconds(text).map(|time| millis(time * 4 / 5))
-}
-
-fn of_seconds(text: &str) -> Result<Duration, String> {
-    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.filter(|time| !time.is_zero()).ok_or_else(|| format!("`{text}` is no number of seconds above 0"))
+    haproxy_config::seconds(text).map(|time| millis(time * 4 / 5))
 }
 
 fn millis(time: Duration) -> String {

@@ -30,6 +30,7 @@ pub(super) const KNOBS: &[Knob] = &[
         key: "timeout processing",
         form: Form::Time,
         flag: Some("agent-timeout"),
+        variable: Some("RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_TIMEOUT_S"),
         unset: "500ms",
         what: "SPOE file: the most that a request waits for the agent. Above `spop.deadline`",
         breaks: Sides(
@@ -54,6 +55,7 @@ pub(super) const KNOBS: &[Knob] = &[
         key: "session header",
         form: Form::Text("HEADER"),
         flag: Some("session-header"),
+        variable: Some("RAY_SERVE_SESSION_ID_HEADER_KEY"),
         unset: "x-session-id",
         what: "SPOE file: the request header that names a session",
         breaks: Wrong("conversations do not stay together where caches are equal"),

@@ -122,7 +122,9 @@ fn row(page: &mut String, knob: &Knob, default: Option<&Value>, bounds: Option<&
         Breaks::Wrong(why) => format!("wrong: {why} |"),
     };
     let flag = knob.flag.map(|flag| format!("`--{flag}`"));
-    let variable = knob.variable().filter(|_| !of_haproxy().iter().any(|other| other.key == knob.key));
+    // HAProxy has variables of its own only.
+    let is_haproxys = of_haproxy().iter().any(|other| other.key == knob.key);
+    let variable = if is_haproxys { knob.variable.map(str::to_owned) } else { knob.variable() };
     let names = variable.into_iter().chain(knob.foreign().map(|foreign| foreign.name.to_owned()));
     let by: Vec<String> = flag.into_iter().chain(names.map(|name| format!("`{name}`"))).collect();
     let restart = if knob.takes_restart { ". Takes a restart" } else { "" };
