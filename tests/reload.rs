@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::TcpStream;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use support::haproxy::for_each_binary;
+use support::haproxy::{RUNTIME_SOCKET, for_each_binary};
 use support::http;
 use support::load::{Load, Outcome};
 use support::road::{AgentProcess, OTHER_POOL, POOL, Road, Setup, replica_args};
@@ -71,7 +71,8 @@ fn pools_and_replicas_change_under_load_without_a_failed_request_and_the_others_
         let long: Vec<_> = (0..4).map(|number| road.long_request(&long(number))).collect();
 
         // A pool is added, and what holds for all of them changes; the file's change alone tells.
-        let policy = "select.policy = \"least_loaded\"\nprompt.queue = 7\nspop.max_in_flight = 1000\n";
+        let policy = "select.policy = \"least_loaded\"\nprompt.queue = 7\nspop.max_in_flight = 1000\n\
+                      engine.poll = \"500ms\"\nhaproxy.poll = \"500ms\"\nindex.max_bytes = \"64MiB\"\n";
         let both = [pool(POOL, &[s1.clone(), s2.clone()]), pool(OTHER_POOL, std::slice::from_ref(&m1))];
         road.agent.rewrite(&format!("{policy}{}", both.concat()));
         wait_for_reloads(&road.agent, "applied", 1.0);
@@ -81,7 +82,7 @@ fn pools_and_replicas_change_under_load_without_a_failed_request_and_the_others_
         // One that is wrong changes nothing, and says where.
         let file = road.agent.rewrite(&format!("{policy}oops = 1\n{}", pool(OTHER_POOL, &[])));
         wait_for_reloads(&road.agent, "refused", 1.0);
-        let place = format!("{}:8: oops: ", file.display());
+        let place = format!("{}:11: oops: ", file.display());
         let refused = || road.agent.readiness()["configuration"]["refused"].clone();
         assert!(refused().as_str().is_some_and(|why| why.starts_with(&place)), "{}", refused());
         assert_eq!(road.agent.said().matches(&place).count(), 1, "{}", road.agent.said());
@@ -116,6 +117,10 @@ fn pools_and_replicas_change_under_load_without_a_failed_request_and_the_others_
         assert_eq!(road.agent.readiness()["configuration"], json!({ "takes_restart": ["select.seed"] }));
         assert_eq!(road.agent.metric("kvspoa_config_last_reload_successful"), 1.0);
         assert_eq!(reason_of_other_pool(&road), None);
+        eventually("the pool is freed", || {
+            let gauge = road.agent.metric_with("kvspoa_model_context_tokens", OTHER_POOL);
+            (gauge == 0.0).then_some(())
+        });
         let others = |rank: &Value| rank["server"] == "m1";
         assert!(!road.agent.ranks().iter().any(others), "{:?}", road.agent.ranks());
         eventually("the changed replica is known again", || (blocks(&road, "s2") > 0.0).then_some(()));
@@ -177,6 +182,62 @@ fn fifty_reloads_leave_threads_sockets_and_memory_as_they_were() {
     });
     let now = held_by(agent.pid()).2;
     assert!(now < memory + memory / 4, "{memory} KiB grew to {now} KiB");
+}
+
+#[test]
+fn a_port_that_engines_connect_to_goes_with_its_pool_and_may_be_taken_over_by_another() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let port = support::free_port();
+    let listening = |backend: &str| {
+        let replica = format!("server = \"s1\"\nevents = \"@tcp://127.0.0.1:{port}\"\ntopic = \"kv@1\"\n");
+        pool(backend, &[format!("[[pool.replica]]\n{replica}")])
+    };
+    let plain = pool("be", &["[[pool.replica]]\nserver = \"s1\"\n".to_owned()]);
+    let agent = AgentProcess::start(directory.path(), &plain);
+    let is_open = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+    let states = [
+        (format!("{plain}{}", listening("be2")), true),
+        (format!("{plain}{}", listening("be3")), true),
+        (plain.clone(), false),
+        (listening("be"), true),
+    ];
+    for (reload, (lines, opens)) in states.iter().enumerate() {
+        agent.rewrite(lines);
+        agent.signal("HUP");
+        wait_for_reloads(&agent, "applied", reload as f64 + 1.0);
+        let wanted = format!("after reload {reload}, open: {opens}");
+        eventually(&wanted, || (is_open() == *opens).then_some(()));
+    }
+    assert!(!agent.said().contains("cannot join"), "{}", agent.said());
+}
+
+#[test]
+fn haproxys_runtime_socket_may_be_another_one() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let pool = pool("be", &["[[pool.replica]]\nserver = \"s1\"\n".to_owned()]);
+    let agent = AgentProcess::start(directory.path(), &pool);
+    let text = std::fs::read_to_string(&agent.config).expect("written");
+    let socket = directory.path().join("other.sock");
+    let listener = UnixListener::bind(&socket).expect("a socket");
+    let other = text.replace(RUNTIME_SOCKET, "other.sock");
+    assert_ne!(other, text);
+    std::fs::write(&agent.config, other).expect("written");
+    agent.signal("HUP");
+    listener.accept().expect("it is asked");
+    // Without one, nobody is asked.
+    let without: String =
+        text.lines().filter(|line| !line.contains(RUNTIME_SOCKET)).flat_map(|line| [line, "\n"]).collect();
+    std::fs::write(&agent.config, without).expect("written");
+    agent.signal("HUP");
+    wait_for_reloads(&agent, "applied", 2.0);
+    assert_eq!(agent.metric("kvspoa_haproxy_socket_up"), 0.0);
+    listener.set_nonblocking(true).expect("set");
+    while listener.accept().is_ok() {}
+    let ticks = || agent.metric("kvspoa_config_reload_total");
+    agent.rewrite(&pool);
+    agent.signal("HUP");
+    eventually("the first socket is asked again", || (ticks() == 3.0).then_some(()));
+    assert!(listener.accept().is_err(), "asked although it is no longer named");
 }
 
 /// The service manager's socket, as systemd has it.

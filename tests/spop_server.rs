@@ -190,6 +190,23 @@ async fn connections_beyond_the_limit_wait_for_a_slot() {
     second.expect(AGENT_HELLO).await;
 }
 
+#[tokio::test]
+async fn limits_change_while_it_serves() {
+    let config = ServerConfig { max_connections: 1, ..ServerConfig::default() };
+    let agent = Agent::start_with(Transport::Tcp, config);
+    let mut first = agent.running().await;
+    let mut second = agent.connect().await;
+    second.send(HELLO_2_6).await;
+    agent.limits.set(ServerConfig { max_connections: 2, max_in_flight: 0, ..config });
+    second.expect(AGENT_HELLO).await;
+    // Of whatever is left to HAProxy, nothing is in the answer.
+    first.send(NOTIFY_ECHO).await;
+    first.expect(&empty_ack(5)).await;
+    agent.limits.set(ServerConfig { max_connections: 2, ..config });
+    first.send(NOTIFY_ECHO).await;
+    first.expect(ACK_ECHO).await;
+}
+
 #[test]
 fn a_server_that_cannot_start_says_why() {
     let bind = |addr: &str, config| {

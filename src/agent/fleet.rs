@@ -23,8 +23,8 @@ use crate::{
     spop::{ServerConfig, ServerLimits},
 };
 use arc_swap::ArcSwap;
-use std::{sync::Arc, time::Duration};
-use tokio::sync::Notify;
+use std::{io, sync::Arc, time::Duration};
+use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::CancellationToken;
 
 /// How often it is looked whether a pool that was taken away is still in use.
@@ -184,8 +184,14 @@ impl Fleet {
     pub(super) async fn prepare(&mut self, config: Config) -> Result<Plan, AgentError> {
         let mut maker = Maker { key: self.maker.key.clone(), seeds: self.maker.seeds.fork() };
         let running = Arc::clone(&self.pools);
-        let prepared = tokio::task::spawn_blocking(move || maker.prepare(&config, &running)).await;
-        prepared.map_err(|error| AgentError::Runtime(error.into()))?
+        let (done, prepared) = oneshot::channel();
+        // None of the threads that prompts wait for; and each in turn has the allocator's arena of the one before, while
+        // models that are loaded on ever other threads would leave a part of each in the arenas of them all.
+        std::thread::Builder::new()
+            .name("reload".to_owned())
+            .spawn(move || done.send(maker.prepare(&config, &running)))
+            .map_err(AgentError::Runtime)?;
+        prepared.await.map_err(|_| AgentError::Runtime(io::Error::other("loading panicked")))?
     }
 
     /// Changes everything to what the plan says.
@@ -228,6 +234,7 @@ impl Fleet {
         }
         self.pools.set(members.iter().map(|members| Arc::clone(members.pool())).collect());
         self.members.store(Arc::new(members));
+        before.iter().for_each(|members| members.stop_listening());
         for members in gone {
             applied.removed.push(members.pool().backend.clone());
             let retiring = retire(Arc::clone(members.pool()));

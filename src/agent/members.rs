@@ -7,12 +7,12 @@ use super::{AgentError, engine::Engine, files::Room, listing};
 use crate::{
     client::Access,
     config::{self, HttpAddr, Replica, ReplicaSource},
-    events::{Feed, Subscriber},
+    events::{Endpoint, Feed, Subscriber},
     metrics::FeedLabels,
     pool::{FeedKey, Pool},
     replica::{Change, Membership, Server, Sources, changes},
 };
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
@@ -41,7 +41,8 @@ pub(super) struct Common {
 pub(super) struct Members {
     pool: Arc<Pool>,
     access: ArcSwap<Access>,
-    listens: AtomicBool,
+    /// Where publishers can connect to us.
+    listen: ArcSwapOption<Endpoint>,
     common: Common,
     /// Ends the tasks of this pool.
     stop: CancellationToken,
@@ -60,6 +61,9 @@ struct State {
     engine_poll: Duration,
     /// The file that lists the replicas, and what ends following it.
     list: Option<(PathBuf, CancellationToken)>,
+    /// Where publishers connected to us, and whether that is elsewhere now.
+    listened: HashSet<String>,
+    has_moved: bool,
     /// Whether the pool was taken away: nobody joins any more.
     is_over: bool,
 }
@@ -81,12 +85,14 @@ impl Members {
             refused: HashSet::new(),
             engine_poll,
             list: None,
+            listened: HashSet::new(),
+            has_moved: false,
             is_over: false,
         };
         let members = Arc::new(Self {
             pool,
             access: ArcSwap::from_pointee(access),
-            listens: config.event_ports.listen.is_some().into(),
+            listen: ArcSwapOption::from_pointee(config.event_ports.listen.clone()),
             stop: common.stop.child_token(),
             common,
             state: Mutex::new(state),
@@ -104,9 +110,11 @@ impl Members {
         engine_poll: Duration,
     ) -> Option<AgentError> {
         self.access.store(Arc::new(access));
-        self.listens.store(config.event_ports.listen.is_some(), Ordering::Relaxed);
+        let listen = config.event_ports.listen.clone().map(Arc::new);
+        let has_moved = self.listen.swap(listen.clone()) != listen;
         {
             let mut state = self.state.lock();
+            state.has_moved |= has_moved;
             if state.engine_poll != engine_poll {
                 state.engine_poll = engine_poll;
                 // All are asked anew, at the new pace.
@@ -128,6 +136,16 @@ impl Members {
         let running: Vec<String> = state.running.iter().map(|replica| replica.server.clone()).collect();
         for server in running {
             self.leave(&server, &mut state);
+        }
+        state.has_moved = true;
+    }
+
+    /// Closes where publishers connected to us, if that is elsewhere now and nobody is heard there. To be called when all
+    /// pools are as they should be: another one may have taken the place over.
+    pub(super) fn stop_listening(&self) {
+        let State { listened, has_moved, .. } = &mut *self.state.lock();
+        if std::mem::take(has_moved) {
+            listened.retain(|endpoint| !self.common.subscriber.stop_listening(endpoint));
         }
     }
 
@@ -158,7 +176,7 @@ impl Members {
 
     /// Whether publishers can connect to us.
     pub(super) fn listens(&self) -> bool {
-        self.listens.load(Ordering::Relaxed)
+        self.listen.load().is_some()
     }
 
     /// How the replicas are reached.
@@ -217,6 +235,9 @@ impl Members {
                 let http = http.as_ref().map(ToString::to_string);
                 tracing::info!(pool = self.pool.backend, server, http, ranks = ranks.len(), "replica joined");
                 state.refused.remove(server);
+                let shared =
+                    ranks.iter().filter(|rank| rank.topic.is_some()).filter_map(|rank| rank.events.as_ref());
+                state.listened.extend(shared.map(ToString::to_string));
                 state.running.push(replica);
             }
             Err(error) if state.refused.insert(replica.server.clone()) => {

@@ -120,8 +120,8 @@ struct Shared<K> {
     contexts: Contexts,
     /// The context of each feed.
     feeds: HashMap<K, usize>,
-    /// The endpoints that are listened at for several publishers, with their contexts. They stay: closing one would not
-    /// free its port at once for the next replica.
+    /// The endpoints that are listened at for several publishers, with their contexts. They stay until
+    /// [`Subscriber::stop_listening`]: closing one would not free its port at once for the next replica.
     listeners: HashMap<String, usize>,
     /// Who is heard where under which topic.
     topics: HashMap<(String, String), K>,
@@ -217,6 +217,21 @@ impl<K: Copy + Eq + Hash + Send + fmt::Debug + 'static> Subscriber<K> {
             // A thread that is gone has no feeds.
             let _ = shared.send(Command::Remove { key });
         }
+    }
+
+    /// Closes an endpoint that was listened at for several publishers, unless a feed is heard there still. Returns whether it
+    /// is not listened at any more; the port is free some time later.
+    pub fn stop_listening(&self, endpoint: &str) -> bool {
+        let mut shared = self.shared.lock();
+        if shared.topics.keys().any(|(heard, _)| heard == endpoint) {
+            return false;
+        }
+        if let Some(context) = shared.listeners.remove(endpoint) {
+            shared.contexts.used[context].1 -= 1;
+            // A thread that is gone listens to nobody.
+            let _ = shared.send(Command::StopListening { endpoint: endpoint.to_owned() });
+        }
+        true
     }
 
     /// Ends the thread and waits for it. No call of the sink comes after this.

@@ -646,6 +646,24 @@ fn a_full_index_makes_room_in_slices() {
 }
 
 #[test]
+fn a_lower_limit_is_reached_with_the_events_that_come() {
+    let mut t = Scene::new();
+    for chain in 0..200 {
+        t.store(R0, Tier::Gpu, chain, 0, 100);
+    }
+    let limit = t.index.stats().bytes / 2;
+    t.index.set_max_bytes(usize::try_from(limit).expect("small"));
+    let mut newest = 200;
+    while t.index.stats().bytes > limit {
+        newest += 1;
+        t.store(R0, Tier::Gpu, newest, 0, 1);
+        assert!(newest < 2_000, "{} of {limit} bytes", t.index.stats().bytes);
+    }
+    assert_eq!(t.gpu(R0, newest, 1), 1);
+    t.index.check_invariants();
+}
+
+#[test]
 fn a_rank_that_comes_and_goes_a_thousand_times_leaves_nothing() {
     let mut t = Scene::new();
     t.index.remove_rank(R0);

@@ -3,7 +3,9 @@
 
 use bytes::Bytes;
 use kvspoa::metrics::SpopMetrics;
-use kvspoa::spop::{Actions, Handler, ListenAddr, Scope, Server, ServerConfig, Unanswered, messages};
+use kvspoa::spop::{
+    Actions, Handler, ListenAddr, Scope, Server, ServerConfig, ServerLimits, Unanswered, messages,
+};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use std::future::Future;
 use std::io;
@@ -127,6 +129,7 @@ pub(crate) struct Agent {
     pub(crate) unblock: std::sync::mpsc::Sender<()>,
     ended: mpsc::UnboundedReceiver<()>,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) limits: ServerLimits,
     pub(crate) server: JoinHandle<io::Result<()>>,
     metrics: PrometheusHandle,
     _dir: TempDir,
@@ -151,6 +154,7 @@ impl Agent {
         let spop_metrics = metrics::with_local_recorder(&recorder, SpopMetrics::register);
         let server = Server::bind(&addr, config, spop_metrics).expect("a free address");
         let addr = server.local_addr().clone();
+        let limits = server.limits();
         let gate = Arc::new(Semaphore::new(0));
         let (sender, ended) = mpsc::unbounded_channel();
         let shutdown = CancellationToken::new();
@@ -163,7 +167,7 @@ impl Agent {
             unanswered: Arc::clone(&unanswered),
         };
         let server = tokio::spawn(server.serve(script, shutdown.clone()));
-        Self { unanswered, addr, gate, unblock, ended, shutdown, server, metrics, _dir: dir }
+        Self { unanswered, addr, gate, unblock, ended, shutdown, limits, server, metrics, _dir: dir }
     }
 
     pub(crate) async fn connect(&self) -> Peer {

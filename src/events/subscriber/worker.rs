@@ -21,6 +21,9 @@ pub(super) enum Command<K> {
         endpoint: String,
         live: LiveSocket,
     },
+    StopListening {
+        endpoint: String,
+    },
     Add {
         key: K,
         labels: FeedLabels,
@@ -215,6 +218,9 @@ impl<S: Sink> Worker<S> {
                 Ok(Command::Listen { endpoint, live }) => {
                     let metrics = ListenerMetrics::register(&endpoint);
                     self.listeners.push(Listener { endpoint, live, metrics });
+                }
+                Ok(Command::StopListening { endpoint }) => {
+                    self.listeners.retain(|listener| listener.endpoint != endpoint);
                 }
                 Ok(Command::Remove { key }) => {
                     self.replays.cancel(key);

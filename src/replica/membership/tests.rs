@@ -180,6 +180,45 @@ fn a_listed_replica_is_there_from_the_start() {
     assert_eq!(desired(&membership), [pair("s1", &["-"])], "HAProxy's other servers are not the pool's");
 }
 
+#[test]
+fn what_was_told_stays_when_the_configuration_says_something_else() {
+    let mut membership = of_haproxy();
+    membership.take_servers(&[up("s1", "10.0.0.1"), up("s2", "10.0.0.2")]);
+    membership.take_sources("s1", &http("10.0.0.1"), told(&[5557]));
+    membership.take_sources("s2", &http("10.0.0.2"), told(&[5557]));
+    let before = membership.desired();
+    // One of them is known better now.
+    let known = Replica { server: "s2".to_owned(), cache_blocks: Some(7), ..Replica::default() };
+    let of_haproxy = config::Pool { source: ReplicaSource::Haproxy, ..config::Pool::default() };
+    membership.configure(&config::Pool { replicas: vec![known], ..of_haproxy.clone() });
+    assert_eq!(membership.desired()[0], before[0]);
+    assert_eq!(membership.desired().len(), 1, "the other one is another, which has not been asked");
+    membership.take_sources("s2", &http("10.0.0.2"), told(&[5557]));
+    assert_eq!(membership.desired()[1].ranks[0].cache_blocks, Some(7));
+    // And no longer.
+    membership.configure(&of_haproxy);
+    membership.take_sources("s2", &http("10.0.0.2"), told(&[5557]));
+    assert_eq!((membership.desired(), membership.is_settled()), (before, true));
+}
+
+#[test]
+fn replicas_from_elsewhere_take_the_place_of_those_before_when_they_are_known() {
+    let listed = |server: &str| {
+        let replica = Replica { server: server.to_owned(), ..Replica::default() };
+        config::Pool { replicas: vec![replica], ..config::Pool::default() }
+    };
+    let mut membership = Membership::new(&listed("s1"));
+    membership.configure(&config::Pool { source: ReplicaSource::Haproxy, ..config::Pool::default() });
+    assert_eq!((desired(&membership), membership.is_settled()), (vec![pair("s1", &["-"])], false));
+    membership.take_list(vec![Replica { server: "s3".to_owned(), ..Replica::default() }]);
+    assert_eq!(desired(&membership), [pair("s1", &["-"])], "a list that is followed no longer");
+    membership.take_servers(&[up("s2", "10.0.0.2")]);
+    membership.take_sources("s2", &http("10.0.0.2"), told(&[5557]));
+    assert_eq!(desired(&membership), [pair("s2", &["tcp://10.0.0.2:5557"])]);
+    membership.configure(&listed("s4"));
+    assert_eq!((desired(&membership), membership.is_settled()), (vec![pair("s4", &["-"])], true));
+}
+
 /// Replicas as a list can have them: each name once.
 fn replicas() -> impl Strategy<Value = Vec<Replica>> {
     let replica = |(name, (host, ports)): (u8, (u8, Vec<u16>))| Replica {

@@ -109,3 +109,19 @@ fn where_requests_are_counted_no_booking_ends_by_age() {
     assert!(!pool.scheduler.lose(ask.id));
     assert_eq!((pool.scheduler.counts().lost, pool.scheduler.counts().expired), (1, 0));
 }
+
+#[test]
+fn another_policy_keeps_the_bookings_and_another_bound_is_for_those_that_come() {
+    let mut pool = Pool::new(2, Policy::RoundRobin);
+    let ask = pool.ask(&prompt(&[(1, 160)]), None);
+    let candidates = pool.seen(&ask.prompt);
+    let home = pool.scheduler.book(&ask, &candidates, pool.now).rank.expect("a rank");
+    let bound = SchedulerConfig { max_bookings: 1, ..SchedulerConfig::default() };
+    pool.scheduler.configure(Policy::LeastLoaded, bound);
+    let next = pool.ask(&prompt(&[(2, 160)]), None);
+    let choice = pool.scheduler.book(&next, &candidates, pool.now);
+    assert_eq!(choice.rank, Some(RankId(1 - home.0)), "the one with less in flight");
+    assert!(!choice.booked, "more than one may not be");
+    assert_eq!(pool.scheduler.booking(ask.id).map(|(rank, _)| rank), Some(home));
+    assert!(pool.scheduler.end(ask.id, None, pool.now).is_some());
+}
