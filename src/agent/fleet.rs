@@ -189,7 +189,10 @@ impl Fleet {
         // models that are loaded on ever other threads would leave a part of each in the arenas of them all.
         std::thread::Builder::new()
             .name("reload".to_owned())
-            .spawn(move || done.send(maker.prepare(&config, &running)))
+            .spawn(move || {
+                // Where the agent ends meanwhile, nobody waits for it.
+                let _ = done.send(maker.prepare(&config, &running));
+            })
             .map_err(AgentError::Runtime)?;
         prepared.await.map_err(|_| AgentError::Runtime(io::Error::other("loading panicked")))?
     }
