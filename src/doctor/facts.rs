@@ -7,6 +7,7 @@ use super::{
 use crate::{
     agent::parity::Verdict,
     config,
+    haproxy_config::{HaproxyCfg, HaproxyVersion},
     replica::{ServedModel, Server, Source},
     spop::client::Answer,
 };
@@ -18,6 +19,8 @@ pub(super) struct Facts {
     pub(super) agent: AgentFacts,
     /// `None`: `haproxy.socket` is not configured.
     pub(super) haproxy: Option<HaproxyFacts>,
+    /// `None`: no file was named.
+    pub(super) cfg: Option<CfgFacts>,
     pub(super) pools: Vec<PoolFacts>,
     /// `None`: no address was given.
     pub(super) through: Option<ThroughFacts>,
@@ -28,6 +31,8 @@ pub(super) struct Facts {
 pub(super) struct AgentFacts {
     pub(super) admin: String,
     pub(super) spop: String,
+    /// Where it takes HAProxy's log lines.
+    pub(super) log: String,
     pub(super) hello: Result<Answer, String>,
     pub(super) samples: Result<Samples, String>,
     pub(super) readiness: Option<Readiness>,
@@ -64,6 +69,15 @@ pub(super) struct RankReadiness {
 pub(super) struct HaproxyFacts {
     pub(super) socket: String,
     pub(super) info: Result<Info, String>,
+}
+
+/// HAProxy's configuration files.
+#[derive(Debug)]
+pub(super) struct CfgFacts {
+    pub(super) read: Result<HaproxyCfg, String>,
+    /// Of the `haproxy` of this machine, where the runtime socket does not tell.
+    pub(super) installed: Option<HaproxyVersion>,
+    pub(super) memory_bytes: Option<u64>,
 }
 
 /// `show info` and `show cli level`.

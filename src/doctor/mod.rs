@@ -16,10 +16,15 @@ pub use report::{Check, Class, Report, Status};
 use crate::config::{Config, ConfigError, HttpAddr};
 use clap::Args;
 use report::Judge;
+use std::path::PathBuf;
 
 /// What the doctor looks at.
 #[derive(Args, Clone, Debug, Default)]
 pub struct DoctorArgs {
+    /// HAProxy's configuration, as its `-f` names it: looks whether our lines are in place, and what does not go with
+    /// them; may be given several times
+    #[arg(long, value_name = "FILE")]
+    pub haproxy_cfg: Vec<PathBuf>,
     /// HAProxy's frontend, as in http://127.0.0.1:80: sends one short streamed request through it, and watches whether the
     /// agent is asked and the log line arrives
     #[arg(long, value_name = "URL")]

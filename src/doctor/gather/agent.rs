@@ -34,6 +34,7 @@ pub(super) async fn facts(config: &Config) -> AgentFacts {
         samples,
         readiness,
         spop: config.spop.listen.to_string(),
+        log: config.log_listen.to_string(),
         max_frame_bytes: config.spop.max_frame_bytes,
         admin,
     }

@@ -46,6 +46,7 @@ pub(super) async fn all(config: &Config, args: &DoctorArgs) -> Result<Facts, Unu
         Some(socket) => Some(haproxy::facts(socket).await),
         None => None,
     };
+    let cfg = (!args.haproxy_cfg.is_empty()).then(|| haproxy::cfg(&args.haproxy_cfg));
     let mut pools = Vec::new();
     let mut through = None;
     for pool in &config.pools {
@@ -66,7 +67,7 @@ pub(super) async fn all(config: &Config, args: &DoctorArgs) -> Result<Facts, Unu
     }
     // With what our own requests have moved.
     agent::refresh(&mut agent).await;
-    Ok(Facts { agent, haproxy, pools, through })
+    Ok(Facts { agent, haproxy, cfg, pools, through })
 }
 
 fn model(pool: &config::Pool) -> Result<Model, Unusable> {

@@ -1,6 +1,7 @@
 //! From facts to checks. Pure: what is found here is found in tests as well.
 
 mod agent;
+mod cfg;
 mod events;
 mod haproxy;
 mod offload;
@@ -18,6 +19,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     let mut checks = Vec::new();
     agent::judge(&facts.agent, &mut judge(Class::Agent, "", &mut checks));
     haproxy::judge(facts, &mut judge(Class::Haproxy, "", &mut checks));
+    cfg::judge(facts, &mut judge(Class::Haproxy, "", &mut checks));
     for pool in &facts.pools {
         replica::judge_pool(pool, &mut judge(Class::Replicas, &pool.backend, &mut checks));
         for found in &pool.replicas {

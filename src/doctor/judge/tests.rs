@@ -6,13 +6,14 @@ use crate::{
     config::{self, Overrides},
     doctor::{
         facts::{
-            AgentFacts, Asked, HaproxyFacts, Info, Pages, RankFacts, Readiness, ReplayFacts, Silence, Stream,
-            Streamed, ThroughFacts,
+            AgentFacts, Asked, CfgFacts, HaproxyFacts, Info, Pages, RankFacts, Readiness, ReplayFacts,
+            Silence, Stream, Streamed, ThroughFacts,
         },
         look::{Matched, Seen},
         report::Status,
         samples::Samples,
     },
+    haproxy_config::{Form, HaproxyCfg, HaproxyConfigArgs, render},
     prompt::parity::Parity,
     replica::{parse_models, parse_sources},
     spop::client::Answer,
@@ -64,6 +65,7 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
     let agent = AgentFacts {
         admin: "127.0.0.1:9102".to_owned(),
         spop: "127.0.0.1:9101".to_owned(),
+        log: "127.0.0.1:9103".to_owned(),
         hello: Ok(Answer::Hello { version: "2.0".to_owned(), max_frame_size: 1_048_572 }),
         samples: Ok(samples("", "")),
         readiness: Some(readiness),
@@ -84,6 +86,7 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
     let mut facts = Facts {
         agent,
         haproxy: Some(HaproxyFacts { socket: "/run/admin.sock".to_owned(), info: Ok(info) }),
+        cfg: None,
         pools: vec![PoolFacts {
             backend: "be".to_owned(),
             servers: None,
@@ -256,4 +259,57 @@ fn a_replica_that_does_not_answer_is_one_line() {
             Some(Pages { models: Err(silence()), sources: Err(silence()), metrics: Err(silence()) });
         replica(facts).ranks[0].stream = Some(Stream::Closed("refused".to_owned()));
     });
+}
+
+/// HAProxy's configuration with all our lines, changed.
+fn cfg(change: impl Fn(&str) -> String) -> impl FnOnce(&mut Facts) {
+    let form = |form| render(&HaproxyConfigArgs::new(form));
+    let text = format!(
+        "global\n tune.bufsize 1048576\n stats socket /run/admin.sock level admin\ndefaults\n mode http\n\
+         frontend fe\n option httplog\n{} default_backend be\nbackend be\n balance leastconn\n{} server s1 10.0.0.1:80\n{}",
+        form(Form::Frontend),
+        form(Form::Backend),
+        form(Form::Agent)
+    );
+    let text = change(&text);
+    move |facts: &mut Facts| {
+        let read = HaproxyCfg::parse([(std::path::Path::new("haproxy.cfg"), text.as_str())], &|_| None);
+        let read = read.map_err(|error| error.to_string());
+        facts.cfg = Some(CfgFacts { read, installed: None, memory_bytes: None });
+    }
+}
+
+#[test]
+fn our_lines_are_missed_where_they_are_not() {
+    assert_eq!(found(cfg(str::to_owned)), []);
+    let without = |word: &'static str| {
+        cfg(move |text| {
+            text.lines().filter(|line| !line.contains(word)).map(|line| format!("{line}\n")).collect()
+        })
+    };
+    only("cfg_backend", Status::Fail, "be has not our lines", without("use-server"));
+    only("cfg_frontend", Status::Fail, "fe has not our log line", without("log-format-sd"));
+    only("cfg_agent", Status::Fail, "kvspoa_agent is missing", without("server agent"));
+    only(
+        "cfg_agent",
+        Status::Fail,
+        "10.9.9.9:1",
+        cfg(|text| text.replace("agent 127.0.0.1:9101", "agent 10.9.9.9:1")),
+    );
+    only(
+        "cfg_frontend",
+        Status::Fail,
+        "127.0.0.1:9103",
+        cfg(|text| text.replace("log 127.0.0.1:9103 len 2048 format rfc5424 local1 info", "")),
+    );
+    only("cfg", Status::Fail, "haproxy.cfg", cfg(|text| format!("{text} \"open\n")));
+}
+
+#[test]
+fn what_does_not_go_with_our_lines_is_named_with_its_place() {
+    let crash = |text: &str| {
+        let text = text.replace("tune.bufsize 1048576", "tune.bufsize 8454144");
+        format!("{text}backend guard\n mode tcp\n option spop-check\n server guard 127.0.0.1:1 check\n")
+    };
+    only("cfg_finding", Status::Fail, "`option spop-check` crashes HAProxy up to 3.0", cfg(crash));
 }
