@@ -14,7 +14,7 @@ pub use events::{EventMetrics, FeedLabels, ListenerMetrics};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
 pub use reload::ReloadMetrics;
-pub use replica::{ReportMetrics, ServerMetrics, SocketMetrics};
+pub use replica::{ParityMetrics, ReportMetrics, ServerMetrics, SocketMetrics};
 pub use route::{DecidedMetrics, PoolMetrics, RankMetrics, RayMetrics, RouteMetrics, SettleMetrics};
 pub use total::Total;
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use kvspoa::sim::{Replica, ReplicaArgs};
 use serde_json::Value;
 use support::haproxy::{binaries, for_each_binary};
-use support::road::{POOL, Road, Setup, replica_args};
+use support::road::{Feed, POOL, Road, Setup, replica_args};
 use support::{eventually, nobody};
 use tokio::runtime::Runtime;
 
@@ -72,7 +72,10 @@ fn all_is_green_on_a_site_where_all_is_well() {
         let flags = ["--cpu-blocks", "4096", "--topic", "kv@a"];
         let road = Road::start(binary, 2, &flags);
         let through = road.http.to_string();
-        let diagnosis = Diagnosis::of(&road.agent.config, &["--through", &through]);
+        let files = ["haproxy.cfg", "kvspoa-agent.cfg", "harness.cfg"].map(|name| beside(&road, name));
+        let mut options = vec!["--through", &through];
+        options.extend(files.iter().flat_map(|file| ["--haproxy-cfg", file]));
+        let diagnosis = Diagnosis::of(&road.agent.config, &options);
         for check in diagnosis.checks() {
             assert_eq!(check["status"], "ok", "{check:#}");
         }
@@ -91,6 +94,11 @@ fn all_is_green_on_a_site_where_all_is_well() {
             diagnosis.check("", name);
         }
     });
+}
+
+/// A file in the directory of the road's configurations.
+fn beside(road: &Road, name: &str) -> String {
+    road.agent.config.with_file_name(name).display().to_string()
 }
 
 /// The compiled-in model with another chat template.
@@ -212,6 +220,17 @@ fn a_small_buffer_and_a_lost_log_line_are_found() {
     );
     diagnosis.assert_broken("", "haproxy_bufsize", "tune.bufsize is 16384 bytes", "tune.bufsize 1048576");
     assert_eq!(diagnosis.exit_code, 11);
+
+    // HAProxy up to 3.0 would not even check this one: it crashes.
+    let cfg = std::fs::read_to_string(beside(&road, "haproxy.cfg")).expect("the configuration");
+    let crash = cfg.replace("tune.bufsize 16384", "tune.bufsize 8454144")
+        + "backend guard_agent\n    mode tcp\n    option spop-check\n    server guard 127.0.0.1:1 check\n";
+    let path = beside(&road, "crash.cfg");
+    std::fs::write(&path, crash).expect("written");
+    let options = ["--passive", "--haproxy-cfg", &path, "--haproxy-cfg", &beside(&road, "kvspoa-agent.cfg")];
+    let diagnosis = Diagnosis::of(&road.agent.config, &options);
+    let found = "`option spop-check` crashes HAProxy up to 3.0 at start, as `tune.bufsize` is 8454144";
+    diagnosis.assert_broken("", "cfg_finding", found, "Take the line out");
 }
 
 #[test]
@@ -235,4 +254,48 @@ fn what_is_not_there_is_said_first() {
     diagnosis.assert_broken("", "haproxy_socket", "does not answer", "stats socket");
     diagnosis.assert_broken("s1", "replica_http", "does not answer", "is the engine up");
     assert_eq!(diagnosis.exit_code, 10);
+}
+
+#[test]
+fn a_replica_that_renders_otherwise_is_marked_until_it_does_not() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let other = model_with(dir.path(), "tiny", |ours| format!("{{% if tools %}}Tools.{{% endif %}}{ours}"));
+    let runtime = Runtime::new().expect("a runtime");
+    let start = |flags: &[&str]| runtime.block_on(Replica::start(&replica_args(flags))).expect("a replica");
+    let replicas = vec![start(&[]), start(&["--model-dir", &other])];
+    let feeds: Vec<Feed> = replicas.iter().map(Feed::of).collect();
+    // Long: what follows must not wait for it.
+    let setup = Setup { agent: "engine.parity_probe = \"1h\"\n", ..Setup::default() };
+    let mut road = Road::assemble(&binaries()[0], runtime, replicas, &feeds, &setup);
+    let state_is = |road: &Road, state: &str, reason: Option<&str>| {
+        eventually(&format!("s2 is {state}"), || {
+            let ranks = road.agent.ranks();
+            let rank = ranks.iter().find(|rank| rank["server"] == "s2")?;
+            (rank["state"] == state && rank["reason"].as_str() == reason).then_some(())
+        });
+    };
+    state_is(&road, "degraded", Some("renderer_differs"));
+    assert_eq!(road.agent.metric_with("kvspoa_replica_fault", "fault=\"renderer_differs\""), 1.0);
+    assert_eq!(road.agent.metric_with("kvspoa_parity_probes_total", "result=\"different\""), 1.0);
+    assert_eq!(
+        road.agent.ranks().iter().filter(|rank| rank["state"] == "exact").count(),
+        1,
+        "s1 renders as we do"
+    );
+    eventually("it is told once", || {
+        (road.agent.said().matches("renderer_differs").count() == 1).then_some(())
+    });
+
+    // It is started anew, with our template. That is asked for as soon as it answers again.
+    let first = road.replicas.remove(1);
+    let rank = first.ranks()[0].clone();
+    let args = replica_args(&[]);
+    let again = ReplicaArgs { listen: first.http_addr(), events: rank.events, replay: rank.replay, ..args };
+    road.runtime.block_on(first.stop());
+    eventually("it is missed", || {
+        (road.agent.metric_with("kvspoa_engine_report_failures_total", "\"s2\"") > 0.0).then_some(())
+    });
+    road.replicas.push(road.runtime.block_on(Replica::start(&again)).expect("a replica"));
+    state_is(&road, "exact", None);
+    assert_eq!(road.agent.metric_with("kvspoa_replica_fault", "fault=\"renderer_differs\""), 0.0);
 }

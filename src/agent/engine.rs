@@ -1,8 +1,8 @@
 //! Asks one replica how it is, where its KV events are and what it serves, again and again, away from any request.
 
-use super::members::Members;
+use super::{members::Members, rendering};
 use crate::{
-    config::HttpAddr,
+    config::{self, HttpAddr},
     metrics::ReportMetrics,
     replica::{EngineReport, Source, Sources, parse_engine_page, parse_models, parse_sources},
 };
@@ -14,7 +14,10 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::{
+    sync::Notify,
+    time::{MissedTickBehavior, interval, sleep, timeout},
+};
 
 /// vLLM's page is some ten KiB a model and rank.
 const MAX_PAGE_BYTES: usize = 4 << 20;
@@ -37,7 +40,9 @@ pub(super) struct Engine {
     pub(super) http: HttpAddr,
     /// Whether its event endpoints are to be asked for.
     pub(super) ask_sources: bool,
-    pub(super) poll: Duration,
+    pub(super) pace: config::Engine,
+    /// Told when it answers again after it did not.
+    pub(super) came_back: Notify,
     /// Whether it was told already that our key is not accepted.
     pub(super) told_unauthorized: AtomicBool,
     /// The same of its publisher.
@@ -46,21 +51,26 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) async fn follow(self) {
-        tokio::join!(self.poll_load(), self.ask_again());
+        tokio::join!(self.poll_load(), self.ask_again(), rendering::watch(&self));
     }
 
     async fn poll_load(&self) {
         let pool = self.members.pool();
         let metrics = ReportMetrics::register(&pool.backend, &self.server);
         // Not all replicas at the same moment.
-        sleep(self.poll.mul_f64(fastrand::f64())).await;
-        let mut ticks = interval(self.poll);
+        sleep(self.pace.poll.mul_f64(fastrand::f64())).await;
+        let mut ticks = interval(self.pace.poll);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut was_silent = false;
         loop {
             ticks.tick().await;
             let (booked, heard) = (pool.booked(), pool.heard());
             // A replica that is down, or has no such page: a counter says so, a log would be flooded.
             let reports = self.reports().await.unwrap_or_default();
+            if was_silent && !reports.is_empty() {
+                self.came_back.notify_one();
+            }
+            was_silent = reports.is_empty();
             let now = Instant::now();
             let counter = if reports.is_empty() { &metrics.failures } else { &metrics.reports };
             counter.increment(1);

@@ -146,8 +146,8 @@ impl Fleet {
         let mut members = Vec::new();
         for Prepared { config, access, made } in plan.pools {
             let (Made::New(pool) | Made::Kept(pool, _)) = made;
-            let engine_poll = plan.config.engine_poll;
-            let (of_pool, failed) = Members::start(pool, &config, access, engine_poll, common.clone());
+            let engine = plan.config.engine;
+            let (of_pool, failed) = Members::start(pool, &config, access, engine, common.clone());
             if let Some(error) = failed {
                 return Err(error);
             }
@@ -222,13 +222,12 @@ impl Fleet {
                     // Before its replicas, which may name revisions that are new.
                     replaced.push(pool.use_renderers(renderers));
                     members.push(Arc::clone(running));
-                    running.configure(&of_pool, access, config.engine_poll)
+                    running.configure(&of_pool, access, config.engine)
                 }
                 (Made::New(pool) | Made::Kept(pool, _), ..) => {
                     applied.added.push(of_pool.backend.clone());
                     let common = self.common.clone();
-                    let (started, failed) =
-                        Members::start(pool, &of_pool, access, config.engine_poll, common);
+                    let (started, failed) = Members::start(pool, &of_pool, access, config.engine, common);
                     members.push(started);
                     failed
                 }
@@ -324,7 +323,7 @@ fn settings(config: &Config) -> PoolSettings {
         },
         index_max_bytes: config.index_max_bytes,
         haproxy_poll: config.haproxy.poll,
-        engine_poll: config.engine_poll,
+        engine_poll: config.engine.poll,
     }
 }
 

@@ -21,8 +21,9 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
+use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What the pools' members have in common.
@@ -57,8 +58,8 @@ struct State {
     followed: HashMap<(String, HttpAddr), (bool, CancellationToken)>,
     /// Those for whom there was no place: one warning each.
     refused: HashSet<String>,
-    /// How often each engine's load is asked for.
-    engine_poll: Duration,
+    /// How each engine is asked.
+    engine: config::Engine,
     /// The file that lists the replicas, and what ends following it.
     list: Option<(PathBuf, CancellationToken)>,
     /// Where publishers connected to us, and whether that is elsewhere now.
@@ -75,7 +76,7 @@ impl Members {
         pool: Arc<Pool>,
         config: &config::Pool,
         access: Access,
-        engine_poll: Duration,
+        engine: config::Engine,
         common: Common,
     ) -> (Arc<Self>, Option<AgentError>) {
         let state = State {
@@ -83,7 +84,7 @@ impl Members {
             running: Vec::new(),
             followed: HashMap::new(),
             refused: HashSet::new(),
-            engine_poll,
+            engine,
             list: None,
             listened: HashSet::new(),
             has_moved: false,
@@ -107,7 +108,7 @@ impl Members {
         self: &Arc<Self>,
         config: &config::Pool,
         access: Access,
-        engine_poll: Duration,
+        engine: config::Engine,
     ) -> Option<AgentError> {
         self.access.store(Arc::new(access));
         let listen = config.event_ports.listen.clone().map(Arc::new);
@@ -115,8 +116,8 @@ impl Members {
         {
             let mut state = self.state.lock();
             state.has_moved |= has_moved;
-            if state.engine_poll != engine_poll {
-                state.engine_poll = engine_poll;
+            if state.engine != engine {
+                state.engine = engine;
                 // All are asked anew, at the new pace.
                 state.followed.drain().for_each(|(_, (_, stop))| stop.cancel());
             }
@@ -306,7 +307,7 @@ impl Members {
 
     /// Asks those who can be asked, and no others.
     fn follow(self: &Arc<Self>, state: &mut State) {
-        let State { membership, followed, engine_poll, .. } = state;
+        let State { membership, followed, engine, .. } = state;
         let asked: HashMap<(String, HttpAddr), bool> = membership
             .asked()
             .map(|(server, http, sources)| ((server.to_owned(), http.clone()), sources))
@@ -321,16 +322,17 @@ impl Members {
         for ((server, http), ask_sources) in asked {
             followed.entry((server.clone(), http.clone())).or_insert_with(|| {
                 let stop = self.stop.child_token();
-                let engine = Engine {
+                let asking = Engine {
                     members: Arc::clone(self),
                     server,
                     http,
                     ask_sources,
-                    poll: *engine_poll,
+                    pace: *engine,
+                    came_back: Notify::new(),
                     told_unauthorized: AtomicBool::new(false),
                     told_connects: AtomicBool::new(false),
                 };
-                self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(engine.follow()));
+                self.common.tasks.spawn(stop.clone().run_until_cancelled_owned(asking.follow()));
                 (ask_sources, stop)
             });
         }

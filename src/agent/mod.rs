@@ -10,6 +10,7 @@ mod memory;
 pub mod parity;
 mod polls;
 mod reload;
+mod rendering;
 mod service;
 mod settle;
 mod watched;

@@ -48,8 +48,8 @@ pub struct Config {
     pub log_listen: LogListen,
     /// HAProxy's runtime socket.
     pub haproxy: Haproxy,
-    /// How often each engine's `/metrics` is read.
-    pub engine_poll: Duration,
+    /// How the engines are asked.
+    pub engine: Engine,
     /// Turning prompts into tokens.
     pub prompt: Prompt,
     /// The bound of each pool's index, bytes.
@@ -87,6 +87,15 @@ pub struct Haproxy {
     pub poll: Duration,
     /// The request header that names a session. HAProxy's SPOE file has its own.
     pub session_header: String,
+}
+
+/// How the engines are asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Engine {
+    /// How often each one's `/metrics` is read.
+    pub poll: Duration,
+    /// How often each one is asked whether it makes our tokens of some conversations; `None`: never.
+    pub parity_probe: Option<Duration>,
 }
 
 /// Turning prompts into tokens.
@@ -292,7 +301,10 @@ fn build(raw: RawConfig, text: &str, path: &Path) -> Result<Config, ConfigError>
             poll: raw.haproxy.poll.0,
             session_header: raw.haproxy.session_header,
         },
-        engine_poll: raw.engine.poll.0,
+        engine: Engine {
+            poll: raw.engine.poll.0,
+            parity_probe: Some(raw.engine.parity_probe.0).filter(|period| !period.is_zero()),
+        },
         prompt: Prompt {
             threads: raw.prompt.threads.map_or_else(default_threads, |count| count.0),
             queue: raw.prompt.queue.0,

@@ -126,12 +126,18 @@ impl Default for RawHaproxy {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RawEngine {
     pub(super) poll: Time<100, { 60 * SECOND }>,
+    /// 0 is never.
+    pub(super) parity_probe: Time<0, { 24 * HOUR }>,
 }
 
 impl Default for RawEngine {
     fn default() -> Self {
-        // Our own bookings tell of the time in between.
-        Self { poll: Time(Duration::from_secs(1)) }
+        Self {
+            // Our own bookings tell of the time in between.
+            poll: Time(Duration::from_secs(1)),
+            // Eleven short questions, which change their answer with a restart, and that is asked for at once.
+            parity_probe: Time(Duration::from_secs(600)),
+        }
     }
 }
 

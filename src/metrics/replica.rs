@@ -46,6 +46,30 @@ impl ReportMetrics {
     }
 }
 
+/// Asking one replica for its tokens.
+#[derive(Clone, Debug)]
+pub struct ParityMetrics {
+    /// Rounds in which all that it told were ours.
+    pub equal: Counter,
+    /// Rounds in which some were not.
+    pub different: Counter,
+    /// Rounds in which it told none.
+    pub untold: Counter,
+}
+
+impl ParityMetrics {
+    /// Registers the metrics with the process's recorder.
+    #[must_use]
+    pub fn register(pool: &str, server: &str) -> Self {
+        let rounds = |result: &str| {
+            let labels = [("pool", pool), ("server", server), ("result", result)];
+            let labels = labels.map(|(name, value)| (name, value.to_owned()));
+            counter!("kvspoa_parity_probes_total", &labels)
+        };
+        Self { equal: rounds("equal"), different: rounds("different"), untold: rounds("untold") }
+    }
+}
+
 /// One server as HAProxy last told of it; all 0 where it has not of late.
 #[derive(Clone, Debug)]
 pub struct ServerMetrics {

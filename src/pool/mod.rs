@@ -12,6 +12,7 @@ mod loads;
 mod lookup;
 mod lost;
 mod operator;
+mod parity;
 mod placed;
 mod ranks;
 mod renderers;

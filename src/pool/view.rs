@@ -50,6 +50,9 @@ pub enum RankState {
 }
 
 impl RankState {
+    /// The engine's own tokens are not known: what matches ours is the least that it holds.
+    pub(super) const RENDERER_DIFFERS: Self = Self::Degraded(FeedFault::RendererDiffers.as_str());
+
     /// All names, in the order of their gauges.
     pub const NAMES: [&'static str; 4] = ["exact", "degraded", "no_events", "load_only"];
 
@@ -73,10 +76,11 @@ impl RankState {
         }
     }
 
-    /// Whether the rank may hold much that its events did not tell of: those that were missed, or all.
+    /// Whether the rank may hold much that its events did not tell of: those that were missed, or all, or those whose
+    /// tokens are other ones than ours.
     #[must_use]
-    pub const fn misses_events(self, stream: FeedState) -> bool {
-        !self.is_trusted() || matches!(stream, FeedState::Degraded(_))
+    pub fn misses_events(self, stream: FeedState) -> bool {
+        !self.is_trusted() || matches!(stream, FeedState::Degraded(_)) || self == Self::RENDERER_DIFFERS
     }
 
     /// Whether the rank's known blocks may be counted on.
@@ -97,11 +101,14 @@ pub enum FeedFault {
     BlockSizeChanged,
     /// The engine computes blocks, and its events say nothing of them.
     Silent,
+    /// The engine makes other tokens of some conversations than we do.
+    RendererDiffers,
 }
 
 impl FeedFault {
     /// All faults, in the order of their gauges.
-    pub const ALL: [Self; 4] = [Self::Unreachable, Self::NoTokenIds, Self::BlockSizeChanged, Self::Silent];
+    pub const ALL: [Self; 5] =
+        [Self::Unreachable, Self::NoTokenIds, Self::BlockSizeChanged, Self::Silent, Self::RendererDiffers];
 
     /// The fault's name in metrics and answers.
     #[must_use]
@@ -111,6 +118,7 @@ impl FeedFault {
             Self::NoTokenIds => "no_token_ids",
             Self::BlockSizeChanged => "block_size_changed",
             Self::Silent => "silent",
+            Self::RendererDiffers => "renderer_differs",
         }
     }
 
@@ -123,6 +131,9 @@ impl FeedFault {
             Self::BlockSizeChanged => "KV events changed their block size: the replica's index starts anew",
             Self::Silent => {
                 "the engine computes blocks but its KV events say nothing: is the stream cut, is prefix caching on?"
+            }
+            Self::RendererDiffers => {
+                "the engine makes other tokens of some conversations than its pool does: `kvspoa doctor` tells of which"
             }
         }
     }
@@ -152,6 +163,8 @@ pub struct Feed {
     window_groups: bool,
     stores_without_tokens: u32,
     heard_tokens: bool,
+    /// Whether the engine makes other tokens of some conversations than we do.
+    pub(super) renderer_differs: bool,
     unreachable: bool,
     /// Whether the engine computed blocks of which nothing was heard.
     silent: bool,
@@ -176,6 +189,7 @@ impl Feed {
             window_groups: false,
             stores_without_tokens: 0,
             heard_tokens: false,
+            renderer_differs: false,
             unreachable: false,
             silent: false,
             connecting_since: now,
@@ -198,6 +212,7 @@ impl Feed {
                 RankState::LoadOnly(FeedFault::NoTokenIds.as_str())
             }
             FeedState::Degraded(reason) => RankState::Degraded(reason.as_str()),
+            FeedState::Exact if self.renderer_differs => RankState::RENDERER_DIFFERS,
             FeedState::Exact if self.size_changed => {
                 RankState::Degraded(FeedFault::BlockSizeChanged.as_str())
             }
@@ -221,6 +236,8 @@ impl Feed {
             Some(FeedFault::Unreachable)
         } else if !self.heard_tokens && self.stores_without_tokens >= STORES_WITHOUT_TOKENS {
             Some(FeedFault::NoTokenIds)
+        } else if self.renderer_differs {
+            Some(FeedFault::RendererDiffers)
         } else if self.size_changed {
             Some(FeedFault::BlockSizeChanged)
         } else if self.silent || matches!(self.state, FeedState::Suspended(SuspendReason::Silent)) {
@@ -277,9 +294,10 @@ impl Feed {
 
     /// Another process publishes.
     pub(super) fn reset(&mut self) {
-        let Self { configured, state, size_changes, heard, connecting_since, .. } = *self;
+        let Self { configured, state, size_changes, heard, renderer_differs, connecting_since, .. } = *self;
         // A new process is news too.
-        *self = Self { state, size_changes, heard: heard + 1, ..Self::new(configured, connecting_since) };
+        let new = Self::new(configured, connecting_since);
+        *self = Self { state, size_changes, heard: heard + 1, renderer_differs, ..new };
     }
 
     /// The engine computed blocks of which nothing was heard.

@@ -119,6 +119,17 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "engine.parity_probe",
+        form: Form::Time,
+        what: "how often each engine is asked for its tokens of eleven short conversations (`/tokenize` or `/render`), also when \
+               it joins or comes back; where they are not ours, the replica is `degraded` (`renderer_differs`). `0s`: never",
+        breaks: Sides(
+            "work for the engines' front ends",
+            "an engine that was updated in place, or a tokenizer or template that is another, is found late: only its matches tell",
+        ),
+        ..PLAIN
+    },
+    Knob {
         key: "prompt.threads",
         form: Form::Count("threads"),
         unset: "cores less one",
