@@ -7,7 +7,7 @@ use super::{
     engine::Engine,
     parity::{self, Verdict},
 };
-use crate::{metrics::ParityMetrics, pool::Renderers};
+use crate::{metrics::ParityMetrics, prompt::Model};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -16,6 +16,9 @@ use tokio::time::{sleep, timeout};
 
 /// While an engine starts it does not answer.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// Until its events' endpoints are known a replica is asked, but has not joined.
+const JOIN: Duration = Duration::from_secs(1);
 
 /// How soon it is noticed that our own renderer was exchanged, or that the replica has joined anew.
 const LOOK: Duration = Duration::from_secs(5);
@@ -44,8 +47,11 @@ pub(super) async fn watch(engine: &Engine) {
     // Not all replicas at the same moment.
     sleep(engine.pace.poll.mul_f64(fastrand::f64())).await;
     loop {
-        let renderers = pool.renderers();
-        let round = round(engine, &renderers).await;
+        let Some(model) = pool.model_of(&engine.server) else {
+            sleep(JOIN).await;
+            continue;
+        };
+        let round = round(engine, &model).await;
         let (counter, pause) = match round {
             Round::Untold { answers: false } => (&metrics.untold, RETRY.min(period)),
             Round::Untold { answers: true } => (&metrics.untold, period),
@@ -57,22 +63,23 @@ pub(super) async fn watch(engine: &Engine) {
             tell(engine, &round, known.is_some());
             known = Some(round);
         }
-        pause_for(engine, pause.mul_f64(0.75 + fastrand::f64() / 2.0), &renderers, known.as_ref()).await;
+        pause_for(engine, pause.mul_f64(0.75 + fastrand::f64() / 2.0), &model, known.as_ref()).await;
     }
 }
 
-/// Until it is time, the replica has come back, or our renderer is another.
-async fn pause_for(engine: &Engine, pause: Duration, used: &Arc<Renderers>, known: Option<&Round>) {
+/// Until it is time, the replica has come back, or what renders for it here is another.
+async fn pause_for(engine: &Engine, pause: Duration, used: &Arc<Model>, known: Option<&Round>) {
     let pool = engine.members.pool();
     let until = Instant::now() + pause;
     loop {
-        // It may have joined, or joined anew, since it was asked.
+        // It may have joined anew since it was asked.
         if let Some(known) = known {
             pool.take_parity(&engine.server, matches!(known, Round::Different(_)));
         }
         let left = until.saturating_duration_since(Instant::now());
         let came_back = timeout(left.min(LOOK), engine.came_back.notified()).await.is_ok();
-        if came_back || Instant::now() >= until || !Arc::ptr_eq(&pool.renderers(), used) {
+        let is_same = pool.model_of(&engine.server).is_some_and(|model| Arc::ptr_eq(&model, used));
+        if came_back || Instant::now() >= until || !is_same {
             return;
         }
     }
@@ -95,11 +102,11 @@ fn tell(engine: &Engine, round: &Round, was_known: bool) {
     }
 }
 
-async fn round(engine: &Engine, renderers: &Renderers) -> Round {
+async fn round(engine: &Engine, model: &Model) -> Round {
     let access = engine.members.access();
     let (mut different, mut is_told) = (Vec::new(), false);
     for probe in parity::probes() {
-        match parity::ask(&access, &engine.http, renderers.model(), &probe).await {
+        match parity::ask(&access, &engine.http, model, &probe).await {
             Verdict::Equal { .. } => is_told = true,
             Verdict::Different(_) => different.push(probe.name),
             // What it said before it fell silent may be of another process than what it will say.

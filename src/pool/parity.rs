@@ -1,8 +1,19 @@
 //! Whether the replicas make our tokens of the same conversations.
 
 use super::Pool;
+use crate::{prompt::Model, units::RankId};
+use std::sync::Arc;
 
 impl Pool {
+    /// Renders and tokenizes as this server's replica is to do; `None` where it has not joined, or is of a revision that is
+    /// not known.
+    #[must_use]
+    pub fn model_of(&self, server: &str) -> Option<Arc<Model>> {
+        let ranks = self.ranks();
+        let rank = ranks.get(*ranks.of_server(server).first()?)?;
+        self.renderers().of(rank.revision).cloned()
+    }
+
     /// A replica was asked for its tokens of some conversations; whether some of them are not ours. Its blocks then count as
     /// the least that it holds, and what was sent to it stands in for the rest.
     pub fn take_parity(&self, server: &str, differs: bool) {
@@ -10,7 +21,7 @@ impl Pool {
         let ids = ranks.of_server(server);
         let is_news = {
             let caches = self.caches.read();
-            let of = |id: &crate::units::RankId| caches.feeds.get(id.index());
+            let of = |id: &RankId| caches.feeds.get(id.index());
             ids.iter().any(|id| of(id).is_some_and(|feed| feed.renderer_differs != differs))
         };
         // Said again and again: readers must not wait for it.

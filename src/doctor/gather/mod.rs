@@ -14,7 +14,7 @@ use crate::{
     config::{self, Config},
     prompt::{Model, ModelError, ModelOptions},
 };
-use std::sync::Arc;
+use std::{collections::HashMap, path::Path, sync::Arc};
 
 /// Why nothing can be gathered: the configuration names what cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,8 @@ pub(super) enum Unusable {
 #[derive(Clone, Debug)]
 struct Means {
     pool: Arc<config::Pool>,
-    model: Arc<Model>,
+    /// By the names of their revisions; the pool's own without one.
+    models: Arc<HashMap<Option<String>, Arc<Model>>>,
     access: Access,
     /// The agent's admin port, if it answers.
     admin: Option<String>,
@@ -53,7 +54,7 @@ pub(super) async fn all(config: &Config, args: &DoctorArgs) -> Result<Facts, Unu
         let unusable = |source| Unusable::Access { pool: pool.backend.clone(), source };
         let means = Means {
             access: Access::load(&pool.http).map_err(unusable)?,
-            model: Arc::new(model(pool)?),
+            models: Arc::new(models(pool)?),
             pool: Arc::new(pool.clone()),
             admin: agent.samples.is_ok().then(|| agent.admin.clone()),
             asks: !args.passive,
@@ -70,11 +71,28 @@ pub(super) async fn all(config: &Config, args: &DoctorArgs) -> Result<Facts, Unu
     Ok(Facts { agent, haproxy, cfg, pools, through })
 }
 
-fn model(pool: &config::Pool) -> Result<Model, Unusable> {
-    let options = ModelOptions::from(&pool.rendering);
-    let loaded = match &pool.model_dir {
-        Some(dir) => Model::load_with(dir, options),
-        None => Model::embedded_with(options),
+impl Means {
+    /// Renders and tokenizes as the replicas of a revision do. The configuration has been checked: there is one.
+    fn model(&self, revision: Option<&String>) -> Option<&Arc<Model>> {
+        self.models.get(&revision.cloned())
+    }
+}
+
+fn models(pool: &config::Pool) -> Result<HashMap<Option<String>, Arc<Model>>, Unusable> {
+    let own = (None, pool.model_dir.as_deref(), &pool.rendering);
+    let others = pool.revisions.iter().map(|revision| {
+        let config::Revision { name, model_dir, rendering } = revision;
+        (Some(name.clone()), model_dir.as_deref(), rendering)
+    });
+    let load = |(name, dir, rendering): (Option<String>, Option<&Path>, &config::Rendering)| {
+        // Some dozen short prompts are made of it.
+        let options = ModelOptions { cache_bytes: 0, ..ModelOptions::from(rendering) };
+        let loaded = match dir {
+            Some(dir) => Model::load_with(dir, options),
+            None => Model::embedded_with(options),
+        };
+        let loaded = loaded.map_err(|source| Unusable::Model { pool: pool.backend.clone(), source })?;
+        Ok((name, Arc::new(loaded)))
     };
-    loaded.map_err(|source| Unusable::Model { pool: pool.backend.clone(), source })
+    std::iter::once(own).chain(others).map(load).collect()
 }

@@ -49,10 +49,11 @@ async fn page(means: &Means, http: &HttpAddr, target: &str) -> Page<bytes::Bytes
 
 /// Every probe's verdict; ends with the first to which there is no answer.
 pub(super) async fn parity(means: &Means, replica: &Replica) -> Vec<(&'static str, Verdict)> {
-    let Some(http) = &replica.http else { return Vec::new() };
+    let model = means.model(replica.revision.as_ref());
+    let (Some(http), Some(model)) = (&replica.http, model) else { return Vec::new() };
     let mut verdicts = Vec::new();
     for probe in parity::probes() {
-        let verdict = parity::ask(&means.access, http, &means.model, &probe).await;
+        let verdict = parity::ask(&means.access, http, model, &probe).await;
         let is_silent = matches!(verdict, Verdict::NoAnswer(_));
         verdicts.push((probe.name, verdict));
         if is_silent {

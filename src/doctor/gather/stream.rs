@@ -118,7 +118,7 @@ impl Subject<'_> {
         let size = metrics.and_then(|page| page.label("vllm:cache_config_info", "block_size")?.parse().ok());
         let models = self.pages.and_then(|pages| pages.models.as_ref().ok());
         let context = models.and_then(|models| models.iter().find_map(|model| model.max_model_len));
-        Question::new(&self.means.model, size, context)
+        Question::new(self.means.model(self.replica.revision.as_ref())?, size, context)
     }
 
     /// Sends the question and waits until what was heard is enough.

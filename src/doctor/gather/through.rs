@@ -32,8 +32,8 @@ pub(super) async fn facts(means: &Means, url: &HttpAddr) -> ThroughFacts {
 }
 
 async fn send(means: &Means, url: &HttpAddr) -> Result<Streamed, String> {
-    let question =
-        Question::new(&means.model, None, None).ok_or("no prompt of this model can be made here")?;
+    let question = means.model(None).and_then(|model| Question::new(model, None, None));
+    let question = question.ok_or("no prompt of this model can be made here")?;
     // The client's way: with the engines' key, but to another address.
     let access = HttpAccess { tls: None, server_name: None, ..means.pool.http.clone() };
     let access = Access::load(&access).map_err(|error| error.to_string())?;

@@ -299,13 +299,13 @@ fn our_lines_are_missed_where_they_are_not() {
     among("cfg_backend", Status::Fail, "be has not our lines", without("use-server"));
     among("cfg_frontend", Status::Fail, "fe has not our log line", without("log-format-sd"));
     among("cfg_agent", Status::Fail, "kvspoa_agent is missing", without("server agent"));
-    only(
+    among(
         "cfg_agent",
         Status::Fail,
         "10.9.9.9:1",
         cfg(|text| text.replace("agent 127.0.0.1:9101", "agent 10.9.9.9:1")),
     );
-    only(
+    among(
         "cfg_frontend",
         Status::Fail,
         "127.0.0.1:9103",
