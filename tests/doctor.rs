@@ -9,7 +9,7 @@ use kvspoa::sim::{Replica, ReplicaArgs};
 use serde_json::Value;
 use support::haproxy::{binaries, for_each_binary};
 use support::road::{Feed, POOL, Road, Setup, replica_args};
-use support::{eventually, nobody};
+use support::{eventually, http, nobody};
 use tokio::runtime::Runtime;
 
 /// What `kvspoa doctor --json` said.
@@ -128,8 +128,8 @@ fn each_broken_replica_is_found_with_the_right_line() {
     let connects = format!("tcp://{}", nobody());
     let flags: &[&[&str]] = &[
         &["--cpu-blocks", "4096"],
-        &["--model-dir", &other],
-        &["--model-dir", &drifted],
+        &["--model-dir", &other, "--served-model-name", "tiny"],
+        &["--model-dir", &drifted, "--served-model-name", "tiny"],
         &["--no-events"],
         &[],
         &["--events-connect"],
@@ -298,4 +298,49 @@ fn a_replica_that_renders_otherwise_is_marked_until_it_does_not() {
     road.replicas.push(road.runtime.block_on(Replica::start(&again)).expect("a replica"));
     state_is(&road, "exact", None);
     assert_eq!(road.agent.metric_with("kvspoa_replica_fault", "fault=\"renderer_differs\""), 0.0);
+}
+
+#[test]
+fn a_bundle_has_the_state_and_neither_prompts_nor_secrets() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let key = dir.path().join("key");
+    std::fs::write(&key, "sk-very-secret").expect("written");
+    let pool = format!(
+        "http.api_key_file = \"{}\" # the password is hunter2\nprompt.default_chat_template_kwargs = {{ persona = \"Be Zaphod.\" }}\n",
+        key.display()
+    );
+    let setup =
+        Setup { replicas: 1, flags: &["--api-key", "sk-very-secret"], pool: &pool, ..Setup::default() };
+    let road = Road::set_up(&binaries()[0], &setup);
+    let request = http::request(
+        "POST",
+        "/v1/completions",
+        &[("authorization", "Bearer sk-very-secret")],
+        br#"{"prompt": "The answer to everything is forty-two. Tell nobody.", "max_tokens": 2}"#,
+    );
+    assert_eq!(http::send(road.http, &request).status(), 200);
+    let out = dir.path().join("bundle.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+        .args(["bundle", "--passive", "--config"])
+        .arg(&road.agent.config)
+        .arg("--out")
+        .arg(&out)
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::fs::read_to_string(&out).expect("a bundle");
+    for secret in ["sk-very-secret", "hunter2", "Zaphod", "forty-two", "nobody"] {
+        assert!(!text.contains(secret), "{secret} is in {text}");
+    }
+    let bundle: Value = serde_json::from_str(&text).expect("JSON");
+    let has = |list: &Value, part: &str| {
+        list.as_array().is_some_and(|list| list.iter().any(|item| item.to_string().contains(part)))
+    };
+    assert!(has(&bundle["configuration"]["settings"], "(10 characters)"), "{:#}", bundle["configuration"]);
+    assert!(has(&bundle["agent"]["/metrics"], "kvspoa_decisions_total"), "{:#}", bundle["agent"]);
+    assert_eq!(bundle["agent"]["/readyz"]["ranks"][0]["server"], "s1");
+    assert!(has(&bundle["haproxy"]["show info"], "Version: "), "{:#}", bundle["haproxy"]);
+    assert!(has(&bundle["haproxy"]["show servers state be_llm"], "s1"), "{:#}", bundle["haproxy"]);
+    assert!(has(&bundle["machine"]["limits"], "open files"), "{:#}", bundle["machine"]);
+    assert!(has(&bundle["doctor"]["checks"], "agent_running"), "{:#}", bundle["doctor"]);
 }

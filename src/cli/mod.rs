@@ -6,7 +6,7 @@ mod operate;
 
 use crate::{
     agent,
-    config::{Config, ConfigError, ConfigFile, Overrides},
+    config::{ConfigError, ConfigFile, Loaded, Overrides},
     demo, doctor, haproxy_config, hub, replay, sim,
 };
 use anyhow::Context;
@@ -26,7 +26,7 @@ struct Cli {
     #[command(subcommand)]
     command: Command,
     /// What is logged to standard error: error, warn, info, debug, or per module as in `kvspoa::events=debug`
-    /// [default: info; of `demo`: warn; of `doctor`: error]
+    /// [default: info; of `demo`: warn; of `doctor` and `bundle`: error]
     #[arg(long, global = true, env = "KVSPOA_LOG", value_name = "FILTER", display_order = 900)]
     log: Option<String>,
     /// Log as JSON, a line an event
@@ -50,6 +50,9 @@ enum Command {
     /// Exit status: 0 if nothing is broken, else by the first broken link: 64 the configuration, 10 the agent, 11 HAProxy,
     /// 12 the replicas, 13 their KV events, 14 the tokens, 15 the requests and their ends.
     Doctor(DoctorCommand),
+    /// Collect what a report of a fault needs into one file: configuration, the agent's and HAProxy's state, and what the
+    /// doctor finds. It has no prompts and no secrets; addresses and names are in it
+    Bundle(BundleCommand),
     /// Ask a running agent where a request would go, and why
     Explain(explain::ExplainArgs),
     /// Print what to add to HAProxy's configuration, or put it into a copy of yours
@@ -96,6 +99,20 @@ struct DoctorCommand {
     config: ConfigArgs,
     #[command(flatten)]
     doctor: doctor::DoctorArgs,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Debug)]
+struct BundleCommand {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    doctor: doctor::DoctorArgs,
+    /// Where to write it; - is standard output
+    #[arg(long, value_name = "FILE", default_value = "kvspoa-bundle.json")]
+    out: PathBuf,
 }
 
 impl ConfigArgs {
@@ -104,8 +121,8 @@ impl ConfigArgs {
         Ok(ConfigFile { path: self.config.clone(), overrides })
     }
 
-    fn load(&self) -> Result<Config, ConfigError> {
-        self.file()?.load().map(|loaded| loaded.config)
+    fn load(&self) -> Result<Loaded, ConfigError> {
+        self.file()?.load()
     }
 }
 
@@ -125,7 +142,7 @@ pub fn main() -> ExitCode {
     };
     let log = cli.log.as_deref().unwrap_or(match cli.command {
         Command::Demo(_) => "warn",
-        Command::Doctor(_) => "error",
+        Command::Doctor(_) | Command::Bundle(_) => "error",
         _ => "info",
     });
     if let Err(error) = init_log(log, cli.log_json) {
@@ -166,6 +183,7 @@ fn one_line(error: &anyhow::Error) -> String {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     let done = match command {
         Command::Doctor(args) => return examine(&args),
+        Command::Bundle(args) => bundle(&args),
         Command::Run(args) => agent::run(args.file()?).map_err(anyhow::Error::from),
         Command::Check(args) => check::run(&args),
         Command::Explain(args) => block_on(explain::run(args))?,
@@ -187,9 +205,22 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     done.map(|()| ExitCode::SUCCESS)
 }
 
+fn bundle(args: &BundleCommand) -> anyhow::Result<()> {
+    let bundle = block_on(doctor::bundle(args.config.load(), &args.doctor))?;
+    let text = format!("{bundle:#}\n");
+    if args.out.as_os_str() == "-" {
+        print!("{text}");
+    } else {
+        std::fs::write(&args.out, text).with_context(|| args.out.display().to_string())?;
+        println!("{}", args.out.display());
+    }
+    Ok(())
+}
+
 fn examine(args: &DoctorCommand) -> anyhow::Result<ExitCode> {
-    let report = block_on(doctor::examine(args.config.load(), &args.doctor))?;
-    if args.doctor.json {
+    let config = args.config.load().map(|loaded| loaded.config);
+    let report = block_on(doctor::examine(config, &args.doctor))?;
+    if args.json {
         println!("{:#}", report.json());
     } else {
         print!("{report}");

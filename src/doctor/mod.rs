@@ -3,6 +3,7 @@
 //! `gather` asks everybody and judges nothing; `judge` is pure, and makes one line of each finding with what to do. The
 //! agent need not run: what only it can tell is left out then, and the first line says so.
 
+mod bundle;
 mod facts;
 mod gather;
 mod judge;
@@ -11,6 +12,7 @@ mod look;
 mod report;
 mod samples;
 
+pub use bundle::bundle;
 pub use report::{Check, Class, Report, Status};
 
 use crate::config::{Config, ConfigError, HttpAddr};
@@ -33,9 +35,6 @@ pub struct DoctorArgs {
     /// which is the only proof that its events carry our tokens
     #[arg(long)]
     pub passive: bool,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Looks at everything that a configuration names, or at why it cannot be used.

@@ -56,7 +56,8 @@ pub(super) async fn samples(admin: &str) -> Result<Samples, String> {
     get(admin, "/metrics").await.map(|page| Samples::parse(&page))
 }
 
-async fn get(admin: &str, target: &str) -> Result<String, String> {
+/// One page, whatever its status.
+pub(super) async fn get(admin: &str, target: &str) -> Result<String, String> {
     let answer =
         timeout(PATIENCE, client::get(admin, target)).await.map_err(|_| "no answer in time".to_owned())?;
     let answer = answer.map_err(|error| error.to_string())?;

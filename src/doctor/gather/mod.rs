@@ -5,8 +5,11 @@ mod haproxy;
 mod pool;
 mod question;
 mod replica;
+mod state;
 mod stream;
 mod through;
+
+pub(super) use state::{agent_pages, haproxy_answers, machine};
 
 use super::{DoctorArgs, facts::Facts};
 use crate::{

@@ -13,7 +13,7 @@ use crate::{
         report::Status,
         samples::Samples,
     },
-    haproxy_config::{Form, HaproxyCfg, HaproxyConfigArgs, render},
+    haproxy_config::{Form, HaproxyCfg, Names, render},
     prompt::parity::Parity,
     replica::{parse_models, parse_sources},
     spop::client::Answer,
@@ -272,7 +272,7 @@ fn a_replica_that_does_not_answer_is_one_line() {
 
 /// HAProxy's configuration with all our lines, changed.
 fn cfg(change: impl Fn(&str) -> String) -> impl FnOnce(&mut Facts) {
-    let form = |form| render(&HaproxyConfigArgs::new(form));
+    let form = |form| render(form, &Names::default());
     let text = format!(
         "global\n tune.bufsize 1048576\n stats socket /run/admin.sock level admin\ndefaults\n mode http\n\
          frontend fe\n option httplog\n{} default_backend be\nbackend be\n balance leastconn\n{} server s1 10.0.0.1:80\n{}",
