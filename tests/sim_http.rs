@@ -4,10 +4,12 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
+use hyper::server;
+use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use kvspoa::agent::parity::{self, Verdict};
-use kvspoa::client::Access;
+use kvspoa::client::{self, Access};
 use kvspoa::config::{HttpAccess, HttpAddr, Rendering};
 use kvspoa::prompt::{Model, ModelOptions};
 use kvspoa::sim::{Replica, ReplicaArgs};
@@ -44,14 +46,14 @@ async fn send(
     rank: Option<u16>,
 ) -> Response<Incoming> {
     let stream = tokio::net::TcpStream::connect(replica.http_addr()).await.expect("a connection");
-    let (mut client, connection) = http1::handshake(TokioIo::new(stream)).await.expect("a handshake");
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.expect("a handshake");
     tokio::spawn(connection);
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let mut request = Request::builder().method(method).uri(path).header("host", "replica");
     if let Some(rank) = rank {
         request = request.header("x-data-parallel-rank", rank);
     }
-    client
+    sender
         .send_request(request.body(Full::new(Bytes::from(body))).expect("a request"))
         .await
         .expect("an answer")
@@ -396,4 +398,49 @@ async fn a_replica_is_asked_whether_it_makes_our_tokens() {
     replica.stop().await;
     let (_, verdict) = verdicts(&addr, &same).await.remove(0);
     assert!(matches!(verdict, Verdict::NoAnswer(_)), "{verdict:?}");
+}
+
+/// The replica behind something that hides its `/tokenize`.
+async fn without_tokenize(replica: &Replica) -> HttpAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let (addr, behind) = (listener.local_addr().expect("an address"), replica.http_addr().to_string());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let behind = behind.clone();
+            let answer = service_fn(move |request: Request<Incoming>| {
+                let behind = behind.clone();
+                async move {
+                    let path = request.uri().path().to_owned();
+                    let body = request.into_body().collect().await.expect("a body").to_bytes();
+                    let mut response = Response::new(Full::new(Bytes::new()));
+                    if path == "/tokenize" {
+                        *response.status_mut() = StatusCode::NOT_FOUND;
+                    } else {
+                        let answer = client::post(&behind, &path, body).await.expect("an answer");
+                        *response.status_mut() = StatusCode::from_u16(answer.status).expect("a status");
+                        *response.body_mut() = Full::new(answer.body);
+                    }
+                    Ok::<_, std::convert::Infallible>(response)
+                }
+            });
+            tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+        }
+    });
+    addr.to_string().parse().expect("an address")
+}
+
+#[tokio::test]
+async fn where_tokenize_is_hidden_the_render_endpoints_tell() {
+    let model = Model::embedded().expect("the embedded model");
+    let told = start(ReplicaArgs { enable_scale_out: true, ..args() }).await;
+    let behind = without_tokenize(&told).await;
+    for (name, verdict) in verdicts(&behind, &model).await {
+        assert!(matches!(verdict, Verdict::Equal { tokens: 4.. }), "{name}: {verdict:?}");
+    }
+    // vLLM without --enable-scale-out.
+    let untold = start(args()).await;
+    let behind = without_tokenize(&untold).await;
+    for (name, verdict) in verdicts(&behind, &model).await {
+        assert_eq!(verdict, Verdict::NotTold { status: 403 }, "{name}");
+    }
 }
