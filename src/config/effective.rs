@@ -59,7 +59,7 @@ impl Setting {
     #[must_use]
     pub fn text(&self) -> String {
         match &self.value {
-            Value::Null => self.unset.to_owned(),
+            Value::Null => self.unset.replace('`', ""),
             Value::String(text) => text.clone(),
             Value::Array(list) if list.is_empty() => "none".to_owned(),
             Value::Object(table) if table.is_empty() => "none".to_owned(),

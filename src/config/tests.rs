@@ -297,3 +297,20 @@ fn the_bound_of_the_prompt_caches_is_each_pools() {
     let text = format!("prompt.cache_bytes = \"1MiB\"\n{MINIMAL}");
     assert_eq!(parse(&text).expect("valid").pools[0].cache_bytes, 1 << 20);
 }
+
+#[test]
+fn what_a_value_is_shown_as_reads_as_the_same_value() {
+    use super::values::{ByteSize, Time};
+    for millis in [1, 999, 1000, 1500, 60_000, 61_000, 3_600_000, 5_400_000, 86_400_000] {
+        let time: Time<0, { u64::MAX }> = Time(std::time::Duration::from_millis(millis));
+        assert_eq!(time.to_string().parse(), Ok(time), "{time}");
+    }
+    for bytes in [0, 1, 1023, 1024, 1536, 1 << 20, 3 << 20, 1 << 30, (1 << 30) + 1] {
+        let size: ByteSize<0, { usize::MAX }> = ByteSize(bytes);
+        assert_eq!(size.to_string().parse(), Ok(size), "{size}");
+    }
+    for offset in ["+02:00", "-09:30", "+00:00"] {
+        let parsed = UtcOffset::try_from(offset.to_owned()).expect("a distance");
+        assert_eq!(String::from(parsed), offset);
+    }
+}

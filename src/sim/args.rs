@@ -3,6 +3,7 @@
 use super::events::HashFormat;
 use super::offload::OffloadConfig;
 use super::timing::Timing;
+use super::token_store::TokenLimits;
 use clap::Parser;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,6 +27,15 @@ pub struct ReplicaArgs {
     /// ZeroMQ endpoint that takes prompts' tokens ahead of their requests, as replicas of Ray Serve do; its port as with --events [default: none]
     #[arg(long, value_name = "ENDPOINT")]
     pub tokens: Option<String>,
+    /// How long such tokens are kept, in seconds
+    #[arg(long, value_name = "SECONDS", env = "RAY_SERVE_LLM_KV_TOKEN_STAGING_TTL_S", default_value = "60", value_parser = crate::haproxy_config::seconds)]
+    pub token_ttl: Duration,
+    /// For how many prompts, the oldest go first
+    #[arg(long, value_name = "COUNT", env = "RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_ENTRIES", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
+    pub token_entries: u32,
+    /// Their bytes together, likewise
+    #[arg(long, value_name = "BYTES", env = "RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_BYTES", default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1..))]
+    pub token_bytes: u64,
     /// Topic under which KV events are published
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub topic: String,
@@ -124,6 +134,14 @@ impl ReplicaArgs {
             chunk_blocks: self.offload_chunk,
             describes: self.cpu_events == CpuEvents::SelfDescribing,
         })
+    }
+
+    pub(super) fn token_limits(&self) -> TokenLimits {
+        TokenLimits {
+            time_to_live: self.token_ttl,
+            max_entries: self.token_entries as usize,
+            max_bytes: usize::try_from(self.token_bytes).unwrap_or(usize::MAX),
+        }
     }
 
     pub(super) fn timing(&self) -> Timing {

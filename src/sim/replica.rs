@@ -204,7 +204,8 @@ fn token_stores(args: &ReplicaArgs) -> Result<Vec<Option<TokenStore>>, EndpointE
     let store = |rank| {
         let endpoint = args.tokens.as_deref().map(|endpoint| endpoint_of_rank(endpoint, rank));
         let started = endpoint.map(|endpoint| {
-            TokenStore::start(&endpoint).map_err(|source| EndpointError { endpoint, source })
+            TokenStore::start(&endpoint, args.token_limits())
+                .map_err(|source| EndpointError { endpoint, source })
         });
         started.transpose()
     };

@@ -11,12 +11,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Ray's `RAY_SERVE_LLM_KV_TOKEN_STAGING_TTL_S`.
-const TIME_TO_LIVE: Duration = Duration::from_secs(60);
-/// Ray's `RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_ENTRIES`.
-const MAX_ENTRIES: usize = 8192;
-/// Ray's `RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_BYTES`.
-const MAX_BYTES: usize = 1 << 30;
+/// How much a store keeps, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TokenLimits {
+    /// Ray's `RAY_SERVE_LLM_KV_TOKEN_STAGING_TTL_S`.
+    pub(super) time_to_live: Duration,
+    /// Ray's `RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_ENTRIES`.
+    pub(super) max_entries: usize,
+    /// Ray's `RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_BYTES`.
+    pub(super) max_bytes: usize,
+}
+
 /// Messages that may wait for the thread, as in Ray.
 const RECEIVE_QUEUE: i32 = 1024;
 /// How soon the thread notices that it is to end.
@@ -34,14 +39,14 @@ pub(super) struct TokenStore {
 
 impl TokenStore {
     /// Binds the endpoint and starts the thread that receives.
-    pub(super) fn start(endpoint: &str) -> zmq::Result<Self> {
+    pub(super) fn start(endpoint: &str, limits: TokenLimits) -> zmq::Result<Self> {
         let socket = zmq::Context::new().socket(zmq::PULL)?;
         socket.set_linger(0)?;
         socket.set_rcvhwm(RECEIVE_QUEUE)?;
         socket.set_rcvtimeo(STOP_POLL_MS)?;
         socket.bind(endpoint)?;
         let bound = socket.get_last_endpoint()?.unwrap_or_else(|_| endpoint.to_owned());
-        let staged = Arc::new(Mutex::new(Staged::default()));
+        let staged = Arc::new(Mutex::new(Staged::new(limits)));
         let stop = Arc::new(AtomicBool::new(false));
         let (into, until) = (Arc::clone(&staged), Arc::clone(&stop));
         let receive = move || {
@@ -82,8 +87,9 @@ impl Drop for TokenStore {
 }
 
 /// What has been received and not been used.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Staged {
+    limits: TokenLimits,
     entries: HashMap<Vec<u8>, Entry>,
     /// The keys by age; an entry that was used or replaced leaves its line behind.
     by_age: VecDeque<(Instant, Vec<u8>)>,
@@ -97,9 +103,13 @@ struct Entry {
 }
 
 impl Staged {
+    fn new(limits: TokenLimits) -> Self {
+        Self { limits, entries: HashMap::new(), by_age: VecDeque::new(), bytes: 0 }
+    }
+
     fn receive(&mut self, frames: &[Vec<u8>], now: Instant) {
         let [key, ids] = frames else { return };
-        if ids.len() > MAX_BYTES {
+        if ids.len() > self.limits.max_bytes {
             return;
         }
         self.remove(key);
@@ -125,9 +135,9 @@ impl Staged {
     fn expire(&mut self, now: Instant) {
         while let Some((received, key)) = self.by_age.front() {
             let is_current = self.entries.get(key).is_some_and(|entry| entry.received == *received);
-            let is_due = now.duration_since(*received) > TIME_TO_LIVE
-                || self.entries.len() > MAX_ENTRIES
-                || self.bytes > MAX_BYTES;
+            let is_due = now.duration_since(*received) > self.limits.time_to_live
+                || self.entries.len() > self.limits.max_entries
+                || self.bytes > self.limits.max_bytes;
             if is_current && !is_due {
                 return;
             }
@@ -142,6 +152,12 @@ impl Staged {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::ReplicaArgs;
+
+    /// With Ray's limits, which are the defaults.
+    fn staged() -> Staged {
+        Staged::new(ReplicaArgs::default().token_limits())
+    }
 
     fn message(key: &str, ids: &[u32]) -> [Vec<u8>; 2] {
         [key.as_bytes().to_vec(), ids.iter().flat_map(|id| id.to_le_bytes()).collect()]
@@ -149,18 +165,30 @@ mod tests {
 
     #[test]
     fn a_key_is_good_once_and_for_a_minute() {
-        let (mut staged, start) = (Staged::default(), Instant::now());
+        let (mut staged, start) = (staged(), Instant::now());
         staged.receive(&message("a", &[7, 8]), start);
         staged.receive(&message("b", &[9]), start);
         assert_eq!(staged.take("a", start), Some(vec![TokenId(7), TokenId(8)]));
         assert_eq!(staged.take("a", start), None);
-        assert_eq!(staged.take("b", start + TIME_TO_LIVE + Duration::from_secs(1)), None);
+        assert_eq!(staged.take("b", start + Duration::from_secs(61)), None);
         assert_eq!((staged.bytes, staged.entries.len(), staged.by_age.len()), (0, 0, 0));
     }
 
     #[test]
+    fn other_limits_than_rays_hold_too() {
+        let limits = TokenLimits { time_to_live: Duration::from_secs(5), max_entries: 2, max_bytes: 12 };
+        let (mut staged, start) = (Staged::new(limits), Instant::now());
+        staged.receive(&message("large", &[1, 2, 3, 4]), start);
+        assert_eq!(staged.take("large", start), None, "more than there may be");
+        staged.receive(&message("a", &[1, 2]), start);
+        staged.receive(&message("b", &[3, 4]), start);
+        assert_eq!((staged.take("a", start), staged.bytes), (None, 8), "both are too many bytes");
+        assert_eq!(staged.take("b", start + Duration::from_secs(6)), None);
+    }
+
+    #[test]
     fn a_key_sent_again_replaces_its_tokens() {
-        let (mut staged, start) = (Staged::default(), Instant::now());
+        let (mut staged, start) = (staged(), Instant::now());
         staged.receive(&message("a", &[1]), start);
         staged.receive(&message("a", &[2, 3]), start + Duration::from_secs(50));
         let later = start + Duration::from_secs(70);
@@ -170,11 +198,11 @@ mod tests {
 
     #[test]
     fn the_oldest_go_first_and_what_is_malformed_is_dropped() {
-        let (mut staged, start) = (Staged::default(), Instant::now());
-        for n in 0..=MAX_ENTRIES {
+        let (mut staged, start) = (staged(), Instant::now());
+        for n in 0..=8192 {
             staged.receive(&message(&n.to_string(), &[1]), start);
         }
-        assert_eq!(staged.entries.len(), MAX_ENTRIES);
+        assert_eq!(staged.entries.len(), 8192);
         assert_eq!(staged.take("0", start), None);
         assert_eq!(staged.take("1", start), Some(vec![TokenId(1)]));
         staged.receive(&[b"odd".to_vec()], start);

@@ -292,7 +292,7 @@ pub(super) const PROCESS: &[Knob] = &[
         flag: Some("log-json"),
         unset: "off",
         what: "log as JSON, a line an event",
-        breaks: Wrong("nothing"),
+        breaks: Wrong("what collects the log cannot read it"),
         ..PLAIN
     },
     Knob {
