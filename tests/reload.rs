@@ -181,7 +181,8 @@ fn fifty_reloads_leave_threads_sockets_and_memory_as_they_were() {
         (now.0 <= threads + 10 && now.1 <= files + 10).then_some(())
     });
     let now = held_by(agent.pid()).2;
-    assert!(now < memory + memory / 4, "{memory} KiB grew to {now} KiB");
+    // What the allocator keeps of a freed model comes and goes by 20 MiB. What a pool leaves would be there 25 times.
+    assert!(now < memory + 40 * 1024, "{memory} KiB grew to {now} KiB");
 }
 
 #[test]
@@ -209,6 +210,33 @@ fn a_port_that_engines_connect_to_goes_with_its_pool_and_may_be_taken_over_by_an
         eventually(&wanted, || (is_open() == *opens).then_some(()));
     }
     assert!(!agent.said().contains("cannot join"), "{}", agent.said());
+}
+
+#[test]
+fn a_template_is_read_again_at_sighup_and_the_one_before_stays_where_it_is_wrong() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let template = |text: &str| std::fs::write(directory.path().join("chat.jinja"), text).expect("written");
+    template("{{ messages[0].content }}");
+    let replica = "[pool.prompt]\nchat_template = \"chat.jinja\"\n[[pool.replica]]\nserver = \"s1\"\n";
+    let agent = AgentProcess::start(directory.path(), &pool(POOL, &[replica.to_owned()]));
+    let body = json!({ "messages": [{ "role": "user", "content": "Hello" }] });
+    let tokens = || agent.explain(CHAT, &body)["prompt_tokens"].as_u64().expect("a number");
+    let short = tokens();
+    agent.signal("HUP");
+    wait_for_reloads(&agent, "unchanged", 1.0);
+    template("And once more: {{ messages[0].content }}");
+    agent.signal("HUP");
+    wait_for_reloads(&agent, "applied", 1.0);
+    let long = tokens();
+    assert!(long > short, "{long} tokens after {short}");
+    template("{% if %}");
+    agent.signal("HUP");
+    wait_for_reloads(&agent, "refused", 1.0);
+    assert_eq!(tokens(), long);
+    template("{{ messages[0].content }}");
+    agent.signal("HUP");
+    wait_for_reloads(&agent, "applied", 2.0);
+    assert_eq!(tokens(), short);
 }
 
 #[test]

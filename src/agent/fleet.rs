@@ -83,6 +83,8 @@ pub(super) struct Applied {
     pub(super) removed: Vec<String>,
     /// Those of which the configuration says something else than before.
     pub(super) changed: Vec<String>,
+    /// Those whose prompts are made by other models or templates than before, or other files of the same name.
+    pub(super) rendered: Vec<String>,
     /// Whether there are replicas that could not join; each was warned of.
     pub(super) could_not_join: bool,
 }
@@ -127,6 +129,13 @@ impl Maker {
         let scheduler = Scheduler::new(settings.policy, settings.scheduler, self.seeds.u64(..));
         let PoolSettings { index_max_bytes, haproxy_poll, engine_poll, .. } = *settings;
         Pool::new(pool, &self.key, index_max_bytes, scheduler, haproxy_poll, engine_poll)
+    }
+}
+
+impl Plan {
+    /// What is in force once it is applied.
+    pub(super) const fn config(&self) -> &Config {
+        &self.config
     }
 }
 
@@ -219,6 +228,9 @@ impl Fleet {
                     }
                     pool.set(&settings);
                     pool.configure(said, &of_pool);
+                    if !renderers.is_same_as(&pool.renderers()) {
+                        applied.rendered.push(of_pool.backend.clone());
+                    }
                     // Before its replicas, which may name revisions that are new.
                     replaced.push(pool.use_renderers(renderers));
                     members.push(Arc::clone(running));

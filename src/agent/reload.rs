@@ -77,10 +77,11 @@ impl Reloads {
         let mut config = super::taken(self.file.parse(&text)?);
         let fixed = config.keep_fixed(self.fleet.config());
         // Prepared even if it says the same: files that it names, such as models and keys, may be others now.
-        let is_same = config.says_the_same_as(self.fleet.config());
         let plan = self.fleet.prepare(config).await?;
+        let is_same = plan.config().says_the_same_as(self.fleet.config());
         let applied = self.fleet.apply(plan).await;
-        Ok(Reloaded { applied: (!is_same).then_some(applied), fixed })
+        let has_changed = !is_same || !applied.rendered.is_empty();
+        Ok(Reloaded { applied: has_changed.then_some(applied), fixed })
     }
 
     /// Tells of it in the log, in metrics and in `/readyz`; returns the line for the service manager.
@@ -91,12 +92,13 @@ impl Reloads {
                 let counter = if applied.is_some() { &self.metrics.applied } else { &self.metrics.unchanged };
                 counter.increment(1);
                 self.metrics.in_force(SystemTime::now());
-                if let Some(Applied { added, removed, changed, could_not_join }) = applied {
+                if let Some(Applied { added, removed, changed, rendered, could_not_join }) = applied {
                     tracing::info!(
                         path,
                         ?added,
                         ?removed,
                         ?changed,
+                        ?rendered,
                         could_not_join,
                         "configuration reloaded"
                     );

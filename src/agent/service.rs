@@ -4,7 +4,10 @@
 use crate::pulse::{self, Pulse};
 use sd_notify::NotifyState;
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -65,7 +68,10 @@ impl Pulses {
 }
 
 fn tell(states: &[NotifyState]) {
-    if let Err(error) = sd_notify::notify(states) {
+    static COMPLAINED: AtomicBool = AtomicBool::new(false);
+    if let Err(error) = sd_notify::notify(states)
+        && !COMPLAINED.swap(true, Ordering::Relaxed)
+    {
         tracing::warn!(%error, "the service manager cannot be told (NOTIFY_SOCKET)");
     }
 }

@@ -116,6 +116,13 @@ impl Renderers {
         self.all.iter().find(|renderer| renderer.revision == revision).map(|renderer| &renderer.model)
     }
 
+    /// Whether both render with the same models, and each for the same revision.
+    #[must_use]
+    pub fn is_same_as(&self, other: &Self) -> bool {
+        let one = |renderer: &Renderer| (renderer.revision, Arc::as_ptr(&renderer.model));
+        self.all.iter().map(one).eq(other.all.iter().map(one))
+    }
+
     fn models(&self) -> impl Iterator<Item = &Arc<Model>> {
         self.all.iter().map(|renderer| &renderer.model)
     }
