@@ -153,6 +153,13 @@ fn a_port_that_is_taken_is_named_and_ends_with_70() {
 }
 
 #[test]
+fn the_packaged_configuration_is_accepted() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/deb/kvspoa.toml");
+    let output = kvspoa(&["check", "--config", path]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn haproxy_config_prints_the_lines_for_the_users_own_names() {
     let output = kvspoa(&["haproxy-config", "agent", "--agent", "10.0.0.9:9999"]);
     assert!(output.status.success());

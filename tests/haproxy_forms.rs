@@ -300,6 +300,12 @@ fn what_is_put_in_place_once_is_not_put_in_again() {
     let once = directory.path().join("out/haproxy.cfg");
     let text = std::fs::read_to_string(&once).expect("written");
     for_each_binary(|binary| assert_clean(binary, &[&once]));
+    let toml = directory.path().join("out/kvspoa.toml");
+    let check = std::process::Command::new(env!("CARGO_BIN_EXE_kvspoa"))
+        .args(["check", "--config"])
+        .arg(toml)
+        .output();
+    assert!(check.expect("it runs").status.success(), "the start of kvspoa.toml is one");
     let again = fit(&once, &[]);
     assert!(again.status.success());
     let said = String::from_utf8_lossy(&again.stderr).into_owned();
@@ -328,10 +334,31 @@ backend llm
 ";
 
 #[test]
+fn files_in_use_are_not_replaced() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let site = write(directory.path(), "haproxy.cfg", SMALL_SITE);
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvspoa"));
+    command
+        .args(["haproxy-config", "all", "--haproxy-cfg", "haproxy.cfg", "--out", "."])
+        .current_dir(directory.path());
+    let output = command.output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(said.contains("choose another folder"), "{said}");
+    assert_eq!(std::fs::read_to_string(site).expect("there"), SMALL_SITE);
+}
+
+#[test]
 fn haproxy_says_the_same_of_what_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let cases = [
         ("filter", "    balance", "    compression algo gzip\n    balance", "explicit filter declaration"),
+        (
+            "default",
+            "    option httplog",
+            "    option httplog\n    compression algo gzip",
+            "explicit filter declaration",
+        ),
         ("cache", "    balance", "    http-request cache-use c\n    balance", "explicit filter declaration"),
         ("tcp", "    balance", "    mode tcp\n    balance", "HTTP"),
     ];
@@ -342,7 +369,10 @@ fn haproxy_says_the_same_of_what_is_refused() {
         let refused = fit(&site, &[]);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert_eq!(refused.status.code(), Some(64), "{name}: {said}");
-        assert!(said.contains(&format!("{}:15: refused: ", site.display())), "{name}: {said}");
+        assert!(
+            said.contains(&format!("{}:", site.display())) && said.contains(": refused: "),
+            "{name}: {said}"
+        );
         assert!(!folder.join("out").exists(), "nothing is written");
         assert!(fit(&site, &["--force"]).status.success());
         for_each_binary(|binary| {

@@ -158,7 +158,7 @@ pub fn main() -> ExitCode {
                     || e.is::<crate::client::AccessError>()
                     || e.is::<crate::prompt::ModelError>()
                     || e.is::<replay::ReplayError>()
-                    || e.is::<haproxy_config::HaproxyConfigError>()
+                    || e.downcast_ref::<haproxy_config::HaproxyConfigError>().is_some_and(|e| e.is_usage())
             });
             ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })
         }

@@ -86,6 +86,9 @@ pub enum HaproxyConfigError {
     /// `--out` is for all parts.
     #[error("--out goes with `all`")]
     OutOfOne,
+    /// `--out` would replace what is in use.
+    #[error("--out: {0} has files that HAProxy or kvspoa read: choose another folder")]
+    OutInUse(String),
     /// Two files of the same name cannot be written into one folder.
     #[error("two files are named {0}: print the parts, and paste them")]
     SameName(String),
@@ -98,6 +101,17 @@ pub enum HaproxyConfigError {
         error: std::io::Error,
     },
 }
+
+impl HaproxyConfigError {
+    /// Whether the fault is in what was asked for, not in the machine.
+    #[must_use]
+    pub const fn is_usage(&self) -> bool {
+        !matches!(self, Self::Write { .. })
+    }
+}
+
+/// Where our own configuration lies.
+const OUR_FOLDER: &str = "/etc/kvspoa";
 
 /// Runs the command; `said` gets what was found, also where that is why it fails.
 ///
@@ -176,6 +190,11 @@ fn write(
     fit: &Fit,
 ) -> Result<String, HaproxyConfigError> {
     fs::create_dir_all(folder).map_err(|error| unwritten(folder, error))?;
+    let sources = files(&args.haproxy_cfg)?;
+    let folders = sources.iter().filter_map(|(path, _)| path.parent()).chain([Path::new(OUR_FOLDER)]);
+    if folders.map(absolute).any(|used| used == absolute(folder)) {
+        return Err(HaproxyConfigError::OutInUse(folder.display().to_string()));
+    }
     let write = |name: &Path, bytes: &[u8]| {
         let path = folder.join(name);
         fs::write(&path, bytes).map_err(|error| unwritten(&path, error)).map(|()| path)
@@ -192,7 +211,7 @@ fn write(
     let mut check = String::from("haproxy -c");
     let mut copies = Vec::new();
     let mut names = Vec::new();
-    for (path, _) in files(&args.haproxy_cfg)? {
+    for (path, _) in sources {
         let edits: Vec<&Edit> = fit.edits.iter().filter(|edit| *edit.after.file == *path).collect();
         if edits.is_empty() {
             let _ = write!(check, " -f {}", path.display());
@@ -233,7 +252,10 @@ fn kvspoa_toml(cfg: &HaproxyCfg, site: &Site, names: &Names) -> String {
     let mut sockets: Vec<_> = cfg.global().filter(|line| line.begins(&["stats", "socket"])).collect();
     sockets.sort_by_key(|line| !line.mentions("kvspoa"));
     let socket = sockets.first();
-    let socket = socket.map(|line| line.word(2)).map(|path| path.strip_prefix("unix@").unwrap_or(path));
+    let socket = socket.map(|line| {
+        let families = ["unix@", "ipv4@", "ipv6@"];
+        families.iter().find_map(|family| line.word(2).strip_prefix(family)).unwrap_or(line.word(2))
+    });
     let mut text = format!(
         "# HAProxy's `stats socket`; kvspoa's user must be able to open it.\nhaproxy.socket = {}\nspop.listen = {}\nlog.listen = {}\n",
         quoted(socket.unwrap_or("/run/haproxy/admin.sock")),
@@ -254,6 +276,13 @@ fn kvspoa_toml(cfg: &HaproxyCfg, site: &Site, names: &Names) -> String {
 /// A TOML string.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
+}
+
+/// The folder without links and dots; as it is, where it is not there.
+fn absolute(folder: &Path) -> PathBuf {
+    // The parent of a bare name.
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
 }
 
 fn unwritten(path: &Path, error: std::io::Error) -> HaproxyConfigError {

@@ -3,7 +3,7 @@
 use super::cfg::{HaproxyCfg, Line, Place, Section, SectionKind};
 use super::findings::{Finding, FindingKind, Severity};
 use super::forms::{AGENT_BACKEND, AGENT_DEFAULTS, Form, Names, PREFIX, render};
-use super::ours::{BackendLines, frontend_line};
+use super::ours::{BackendLines, frontend_line, is_log_format};
 
 /// Lines to be put into a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,9 +31,8 @@ pub struct Fit {
 #[must_use]
 pub fn fit(cfg: &HaproxyCfg, pools: &[String], names: &Names) -> Fit {
     let mut fit = Fit { names: names.clone(), edits: Vec::new(), notes: Vec::new() };
-    let in_place = cfg.sections.iter().find_map(|section| Some((section, BackendLines::of(section)?)));
-    match in_place {
-        Some((_, lines)) => {
+    match cfg.sections.iter().find_map(BackendLines::of) {
+        Some(lines) => {
             fit.names.prefix = lines.prefix.to_owned();
             fit.names.agent_backend = lines.agent_backend.to_owned();
             fit.names.spoe_file = lines.spoe_file.to_owned();
@@ -46,6 +45,9 @@ pub fn fit(cfg: &HaproxyCfg, pools: &[String], names: &Names) -> Fit {
     if agent(cfg, &fit.names.agent_backend).is_none()
         && let Some(last) = cfg.sections.last()
     {
+        let is_defaults =
+            |name: &str| cfg.sections(|s| s.kind == SectionKind::Defaults && s.name == name).next().is_some();
+        fit.names.agent_defaults = free(AGENT_DEFAULTS, is_defaults);
         // Behind all else: its `defaults` must not reach another section.
         fit.edits.push(Edit { after: last.end.clone(), form: Form::Agent, section: None });
     }
@@ -54,20 +56,14 @@ pub fn fit(cfg: &HaproxyCfg, pools: &[String], names: &Names) -> Fit {
 
 impl Fit {
     fn choose_names(&mut self, cfg: &HaproxyCfg) {
-        if agent(cfg, &self.names.agent_backend).is_some() {
-            return;
-        }
         let taken = |name: &str| cfg.sections(|s| is_proxy(s) && s.name == name).next().map(|s| &s.place);
-        if let Some(place) = taken(&self.names.agent_backend) {
+        if let Some(place) = taken(&self.names.agent_backend)
+            && agent(cfg, &self.names.agent_backend).is_none()
+        {
             let free = free(AGENT_BACKEND, |name| taken(name).is_some());
             self.another(place, "the name", &self.names.agent_backend.clone(), &free);
             self.names.agent_backend = free;
         }
-        let is_defaults = |name: &str| {
-            let mut sections = cfg.sections(|s| s.kind == SectionKind::Defaults && s.name == name);
-            sections.next().map(|section| &section.place)
-        };
-        self.names.agent_defaults = free(AGENT_DEFAULTS, |name| is_defaults(name).is_some());
         if let Some(line) = user_of(cfg, PREFIX) {
             let prefix = free("kvspoa", |prefix| user_of(cfg, prefix).is_some());
             self.another(&line.place, "the prefix of our variables", PREFIX, &prefix);
@@ -143,6 +139,9 @@ fn user_of<'a>(cfg: &'a HaproxyCfg, prefix: &str) -> Option<&'a Line> {
         .collect();
     let condition = format!("{prefix}_");
     let uses = |line: &&Line| {
+        if is_log_format(line) {
+            return false;
+        }
         variables.iter().any(|name| line.mentions(name))
             || (line.word(0) == "acl" && line.word(1).starts_with(&condition))
     };
@@ -189,6 +188,17 @@ mod tests {
         assert_eq!(fit.edits, []);
         assert_eq!(fit.names, Names::default());
         assert_eq!(fit.notes.len(), 2, "{:?}", fit.notes);
+    }
+
+    #[test]
+    fn what_is_in_place_in_part_is_completed_under_the_same_names() {
+        let whole = applied(SITE, &["llm"]);
+        for form in [Form::Frontend, Form::Backend, Form::Agent] {
+            let part = whole.replace(form.source(), "");
+            let (_, fit) = fitted(&part, &["llm"]);
+            assert_eq!(fit.names, Names::default(), "without {form:?}");
+            assert_eq!(fit.edits.iter().map(|edit| edit.form).collect::<Vec<_>>(), [form]);
+        }
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub(in super::super) fn check(cfg: &HaproxyCfg, site: &Site, backend: &Section, 
     }
     servers(backend, found);
     rules(backend, found);
-    filters(backend, found);
+    filters(cfg, backend, found);
     options(cfg, site, backend, found);
 }
 
@@ -91,22 +91,19 @@ fn rules(backend: &Section, found: &mut Vec<Finding>) {
 }
 
 /// HAProxy adds these filters by itself only where a proxy has no other.
-fn filters(backend: &Section, found: &mut Vec<Finding>) {
-    let declared = |name: &str| backend.lines.iter().any(|line| line.begins(&["filter", name]));
-    let compression = |line: &&Line| line.word(0) == "compression";
-    if let Some(line) = backend.lines.iter().find(compression)
-        && !declared("compression")
-    {
+fn filters(cfg: &HaproxyCfg, backend: &Section, found: &mut Vec<Finding>) {
+    let undeclared = |filter: &str, wanted: &dyn Fn(&Line) -> bool| {
+        let declared = backend.lines.iter().any(|line| line.begins(&["filter", filter]));
+        cfg.deciding(backend, wanted).into_iter().next().filter(|_| !declared)
+    };
+    if let Some(line) = undeclared("compression", &|line| line.word(0) == "compression") {
         let what = "HAProxy refuses `compression` beside another filter that is not declared";
-        let remedy = "Put `filter compression` before our lines";
+        let remedy = format!("Put `filter compression` into `{}`, before our lines", backend.name);
         found.push(Finding::at(line, Severity::Refusal, Kind::Filter, what, remedy));
     }
-    let cached = |line: &&Line| matches!(line.word(1), "cache-use" | "cache-store");
-    if let Some(line) = backend.lines.iter().find(cached)
-        && !declared("cache")
-    {
+    if let Some(line) = undeclared("cache", &|line| matches!(line.word(1), "cache-use" | "cache-store")) {
         let what = "HAProxy refuses a cache beside another filter that is not declared";
-        let remedy = format!("Put `filter cache {}` before our lines", line.word(2));
+        let remedy = format!("Put `filter cache {}` into `{}`, before our lines", line.word(2), backend.name);
         found.push(Finding::at(line, Severity::Refusal, Kind::Filter, what, remedy));
     }
 }

@@ -80,6 +80,7 @@ fn what_would_break_the_site_or_us_is_refused_at_its_place() {
         (("    default_backend", "    log-format-sd [a@1]\n    default_backend"), "Refusal LogFormatSd h:11"),
         (("    option httplog", "    option httplog\n    log-format-sd [a@1]"), "Refusal LogFormatSd h:9"),
         (("    balance", "    compression algo gzip\n    balance"), "Refusal Filter h:13"),
+        (("    option httplog", "    option httplog\n    compression algo gzip"), "Refusal Filter h:9"),
         (("    balance", "    http-response cache-store c\n    balance"), "Refusal Filter h:13"),
         (("    balance", "    filter spoe engine kvspoa config x\n    balance"), "Refusal NameTaken h:13"),
         (
