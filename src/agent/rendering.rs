@@ -51,7 +51,11 @@ pub(super) async fn watch(engine: &Engine) {
             sleep(JOIN).await;
             continue;
         };
-        let round = round(engine, &model).await;
+        let mut round = ask(engine, &model).await;
+        // A date in the template may have changed between the two. Twice it does not.
+        if matches!(round, Round::Different(_)) {
+            round = ask(engine, &model).await;
+        }
         let (counter, pause) = match round {
             Round::Untold { answers: false } => (&metrics.untold, RETRY.min(period)),
             Round::Untold { answers: true } => (&metrics.untold, period),
@@ -102,7 +106,7 @@ fn tell(engine: &Engine, round: &Round, was_known: bool) {
     }
 }
 
-async fn round(engine: &Engine, model: &Model) -> Round {
+async fn ask(engine: &Engine, model: &Model) -> Round {
     let access = engine.members.access();
     let (mut different, mut is_told) = (Vec::new(), false);
     for probe in parity::probes() {

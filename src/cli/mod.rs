@@ -211,10 +211,17 @@ fn bundle(args: &BundleCommand) -> anyhow::Result<()> {
     if args.out.as_os_str() == "-" {
         print!("{text}");
     } else {
-        std::fs::write(&args.out, text).with_context(|| args.out.display().to_string())?;
+        write_private(&args.out, &text).with_context(|| args.out.display().to_string())?;
         println!("{}", args.out.display());
     }
     Ok(())
+}
+
+/// For nobody else on this machine: names and addresses are in it.
+fn write_private(path: &std::path::Path, text: &str) -> std::io::Result<()> {
+    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }
 
 fn examine(args: &DoctorCommand) -> anyhow::Result<ExitCode> {

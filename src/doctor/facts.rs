@@ -36,6 +36,7 @@ pub(super) struct AgentFacts {
     pub(super) hello: Result<Answer, String>,
     pub(super) samples: Result<Samples, String>,
     pub(super) readiness: Option<Readiness>,
+    pub(super) status: Option<Status>,
     /// The largest frame that it is configured to take, in bytes.
     pub(super) max_frame_bytes: u32,
 }
@@ -62,6 +63,21 @@ pub(super) struct RankReadiness {
     pub(super) state: String,
     pub(super) reason: Option<String>,
     pub(super) applied_seq: Option<u64>,
+}
+
+/// `/status`, of which the pools' modes.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Status {
+    #[serde(default)]
+    pub(super) pools: Vec<PoolStatus>,
+}
+
+/// One pool of it.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct PoolStatus {
+    pub(super) pool: String,
+    /// `on`, `shadow`, `off` or `share=…`.
+    pub(super) mode: String,
 }
 
 /// HAProxy, as its runtime socket answers.
@@ -144,6 +160,8 @@ pub(super) struct RankFacts {
     pub(super) stream: Option<Stream>,
     /// `None`: no replay endpoint is known, or the engine was not heard.
     pub(super) replay: Option<ReplayFacts>,
+    /// What its batches tell, where the stream itself was silent.
+    pub(super) replayed: Option<Seen>,
     /// `None`: no request was sent.
     pub(super) asked: Option<Asked>,
 }
@@ -207,4 +225,14 @@ pub(super) struct Streamed {
     pub(super) pieces: usize,
     /// Milliseconds from the first piece to the last.
     pub(super) spread_ms: u64,
+}
+
+impl RankFacts {
+    /// What its batches tell: those that were heard, else those of the replay.
+    pub(super) fn seen(&self) -> Option<&Seen> {
+        match &self.stream {
+            Some(Stream::Heard(seen)) if seen.batches > 0 => Some(seen),
+            _ => self.replayed.as_ref(),
+        }
+    }
 }

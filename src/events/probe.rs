@@ -31,8 +31,8 @@ pub struct Message {
 /// What a replay brought.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Replay {
-    /// The sequence numbers that came, in their order.
-    pub seqs: Vec<u64>,
+    /// The batches that came, in their order.
+    pub batches: Vec<Message>,
     /// Whether the end marker came, so that the endpoint works.
     pub is_ended: bool,
 }
@@ -90,7 +90,9 @@ pub fn replay(endpoint: &Endpoint, from: u64, patience: Duration) -> Result<Repl
     let mut replay = Replay::default();
     while !replay.is_ended {
         match asked.receive() {
-            Some(Received::Batch { seq, .. }) => replay.seqs.push(seq),
+            Some(Received::Batch { seq, payload }) => {
+                replay.batches.push(Message { topic: Vec::new(), seq, payload: payload.to_vec() });
+            }
             Some(Received::End) => replay.is_ended = true,
             Some(Received::Rejected) => {}
             None if wait(&asked.socket, until) => {}

@@ -3,15 +3,13 @@
 use crate::{
     client,
     config::Config,
-    doctor::{
-        facts::{AgentFacts, Readiness},
-        samples::Samples,
-    },
+    doctor::{facts::AgentFacts, samples::Samples},
     spop::{
         ListenAddr,
         client::{Answer, MAX_ANSWER_BYTES, answer, health_check},
     },
 };
+use serde::de::DeserializeOwned;
 use std::{io, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
@@ -27,12 +25,17 @@ const FRAME_BYTES: u32 = (1 << 20) - 4;
 
 pub(super) async fn facts(config: &Config) -> AgentFacts {
     let admin = config.admin_listen.to_string();
-    let (samples, readiness, hello) =
-        tokio::join!(samples(&admin), readiness(&admin), hello(&config.spop.listen));
+    let (samples, readiness, status, hello) = tokio::join!(
+        samples(&admin),
+        page(&admin, "/readyz"),
+        page(&admin, "/status"),
+        hello(&config.spop.listen)
+    );
     AgentFacts {
         hello,
         samples,
         readiness,
+        status,
         spop: config.spop.listen.to_string(),
         log: config.log_listen.to_string(),
         max_frame_bytes: config.spop.max_frame_bytes,
@@ -43,12 +46,12 @@ pub(super) async fn facts(config: &Config) -> AgentFacts {
 /// Reads again what changes.
 pub(super) async fn refresh(facts: &mut AgentFacts) {
     if facts.samples.is_ok() {
-        (facts.samples, facts.readiness) = tokio::join!(samples(&facts.admin), readiness(&facts.admin));
+        (facts.samples, facts.readiness) = tokio::join!(samples(&facts.admin), page(&facts.admin, "/readyz"));
     }
 }
 
-async fn readiness(admin: &str) -> Option<Readiness> {
-    serde_json::from_str(&get(admin, "/readyz").await.ok()?).ok()
+async fn page<T: DeserializeOwned>(admin: &str, target: &str) -> Option<T> {
+    serde_json::from_str(&get(admin, target).await.ok()?).ok()
 }
 
 /// The agent's metrics.

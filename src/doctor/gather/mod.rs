@@ -17,7 +17,7 @@ use crate::{
     config::{self, Config},
     prompt::{Model, ModelError, ModelOptions},
 };
-use std::{collections::HashMap, path::Path, sync::Arc};
+use std::{collections::HashMap, io::IsTerminal, path::Path, sync::Arc};
 
 /// Why nothing can be gathered: the configuration names what cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -62,16 +62,25 @@ pub(super) async fn all(config: &Config, args: &DoctorArgs) -> Result<Facts, Unu
             admin: agent.samples.is_ok().then(|| agent.admin.clone()),
             asks: !args.passive,
         };
+        progress(&format!("asking the replicas of {} …", pool.backend));
         pools.push(pool::facts(&means, config.haproxy.socket.as_ref(), agent.readiness.as_ref()).await);
         if through.is_none()
             && let Some(url) = &args.through
         {
+            progress(&format!("sending a request through {url} …"));
             through = Some(through::facts(&means, url).await);
         }
     }
     // With what our own requests have moved.
     agent::refresh(&mut agent).await;
     Ok(Facts { agent, haproxy, cfg, pools, through })
+}
+
+/// Busy engines may take their time. Only for who watches: the report stands on standard output.
+fn progress(what: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("{what}");
+    }
 }
 
 impl Means {

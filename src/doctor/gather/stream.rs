@@ -10,7 +10,7 @@ use crate::{
     },
     events::{
         Endpoint,
-        probe::{self, Probe},
+        probe::{self, Message, Probe},
     },
     hash::HashKey,
 };
@@ -99,15 +99,18 @@ impl Subject<'_> {
             Some(Stream::Heard(seen)) => seen.last_seq.or(applied),
             _ => applied,
         };
-        let replay = match &rank.replay {
-            Some(replay) => Some(replayed(replay, last).await),
-            None => None,
+        let (replay, batches) = match &rank.replay {
+            Some(replay) => replayed(replay, last).await,
+            None => (None, Vec::new()),
         };
+        let mut look = Look::new(&HashKey::random());
+        batches.iter().for_each(|batch| look.see(batch));
         let asked = match asked {
             Some(asked) => Some(Asked { in_agent: self.in_agent(question.as_ref(), &asked).await, ..asked }),
             None => None,
         };
-        RankFacts { rank: rank.clone(), told: None, stream, replay, asked }
+        let replayed = (!batches.is_empty()).then_some(look.seen);
+        RankFacts { rank: rank.clone(), told: None, stream, replay, replayed, asked }
     }
 
     fn question(&self) -> Option<Question> {
@@ -200,21 +203,23 @@ async fn reach(endpoint: &Endpoint) -> Result<(), String> {
 }
 
 /// Asks for the batch heard last; where none was, for none.
-async fn replayed(replay: &Endpoint, last: Option<u64>) -> ReplayFacts {
+async fn replayed(replay: &Endpoint, last: Option<u64>) -> (Option<ReplayFacts>, Vec<Message>) {
     if let Err(why) = reach(replay).await {
-        return ReplayFacts::Closed(why);
+        return (Some(ReplayFacts::Closed(why)), Vec::new());
     }
     let replay = replay.clone();
     let from = last.unwrap_or(u64::MAX - 1);
     let asked = spawn_blocking(move || probe::replay(&replay, from, REPLAY)).await;
-    match asked {
+    let facts = match &asked {
         Ok(Ok(replayed)) => ReplayFacts::Asked {
             is_ended: replayed.is_ended,
-            has_batch: last.map(|last| replayed.seqs.contains(&last)),
+            has_batch: last.map(|last| replayed.batches.iter().any(|batch| batch.seq == last)),
         },
         Ok(Err(error)) => ReplayFacts::Closed(error.to_string()),
         Err(_) => ReplayFacts::Asked { is_ended: false, has_batch: None },
-    }
+    };
+    let batches = asked.ok().and_then(Result::ok).map(|replayed| replayed.batches);
+    (Some(facts), batches.unwrap_or_default())
 }
 
 /// A thread that listens until it is told to end.

@@ -42,6 +42,18 @@ pub(super) fn judge(facts: &AgentFacts, judge: &mut Judge<'_>) {
             "is `spop.listen` the address that the agent runs with, and HAProxy's `server agent …` too?",
         ),
     }
+    let modes = facts.status.iter().flat_map(|status| &status.pools);
+    for pool in modes.filter(|pool| pool.mode != "on") {
+        let name = &pool.pool;
+        judge.warn(
+            "pool_mode",
+            format!(
+                "pool {name} is {}: HAProxy balances its requests, or those of the other sessions",
+                pool.mode
+            ),
+            format!("`kvspoa pool {name} on` puts it to work"),
+        );
+    }
     if let Some(readiness) = &facts.readiness {
         for pool in &readiness.discovering {
             judge.warn(

@@ -21,6 +21,8 @@ pub(super) fn judge(
     }
     if let Some(Stream::Heard(seen)) = &rank.stream {
         stream(seen, rank, judge);
+    }
+    if let Some(seen) = rank.seen() {
         block_size(replica, seen, judge);
     }
     replay(rank, judge);

@@ -1,7 +1,7 @@
 //! Caches below the GPU's: whether events tell of them.
 
 use crate::doctor::{
-    facts::{RankFacts, ReplicaFacts, Stream},
+    facts::{RankFacts, ReplicaFacts},
     report::Judge,
 };
 
@@ -12,7 +12,7 @@ const FLAGS: &str = "VLLM_USE_SIMPLE_KV_OFFLOAD=0 vllm serve … --kv-offloading
                      (in Python: kv_offloading_backend, kv_offloading_size and self_describing_kv_events)";
 
 pub(super) fn judge(replica: &ReplicaFacts, rank: &RankFacts, judge: &mut Judge<'_>) {
-    let Some(Stream::Heard(seen)) = &rank.stream else { return };
+    let Some(seen) = rank.seen() else { return };
     let metrics = replica.pages.as_ref().and_then(|pages| pages.metrics.as_ref().ok());
     let has_tier = metrics.is_some_and(|page| page.has_prefix("vllm:kv_offload"));
     let asks_elsewhere =
@@ -28,8 +28,7 @@ pub(super) fn judge(replica: &ReplicaFacts, rank: &RankFacts, judge: &mut Judge<
             "it looks blocks up in a cache of another kind (LMCache, a connector of several), of which no event tells",
             format!("what only that cache holds counts as not cached. vLLM's own offloading can tell:\n{FLAGS}"),
         ),
-        [0, 0] if seen.batches > 0 => judge.ok("cpu_tier", "no CPU tier"),
-        [0, 0] => {}
+        [0, 0] => judge.ok("cpu_tier", "no CPU tier"),
         [_, 0] => judge.ok("cpu_tier", "the events of its CPU tier describe themselves"),
         [_, placeholders] => judge.fail(
             "cpu_tier",

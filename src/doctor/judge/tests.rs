@@ -47,6 +47,7 @@ fn rank() -> RankFacts {
         told: parse_sources(SOURCES.as_bytes()).and_then(|sources| sources.into_iter().next()),
         stream: Some(Stream::Heard(seen)),
         replay: Some(ReplayFacts::Asked { is_ended: true, has_batch: Some(true) }),
+        replayed: None,
         asked: Some(Asked {
             failed: None,
             tokens: 50,
@@ -69,6 +70,7 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
         hello: Ok(Answer::Hello { version: "2.0".to_owned(), max_frame_size: 1_048_572 }),
         samples: Ok(samples("", "")),
         readiness: Some(readiness),
+        status: None,
         max_frame_bytes: 16 << 20,
     };
     let replica = ReplicaFacts {
@@ -175,6 +177,26 @@ fn a_stream_that_says_nothing_is_broken_only_where_something_was_computed() {
     });
     only("events_sequence", Status::Warn, "left out", |facts| seen(facts).has_gap = true);
     only("events_wire", Status::Fail, "1 of 3 batches", |facts| seen(facts).undecodable = 1);
+}
+
+#[test]
+fn a_silent_stream_is_judged_by_its_last_batches() {
+    let found = found(|facts| {
+        let heard = std::mem::take(seen(facts));
+        let rank = &mut replica(facts).ranks[0];
+        rank.asked = None;
+        rank.replayed = Some(Seen { block_tokens: BTreeSet::from([32]), ..heard });
+    });
+    let names: Vec<_> = found.iter().map(|(name, status, _)| (*name, *status)).collect();
+    assert_eq!(names, [("events_alive", Status::Warn), ("block_size", Status::Fail)]);
+}
+
+#[test]
+fn a_pool_that_is_not_on_is_named() {
+    only("pool_mode", Status::Warn, "be is shadow", |facts| {
+        let status = r#"{"version": "0", "pools": [{"pool": "be", "mode": "shadow"}, {"pool": "other", "mode": "on"}]}"#;
+        facts.agent.status = serde_json::from_str(status).ok();
+    });
 }
 
 #[test]
