@@ -15,6 +15,8 @@ pub(super) struct Look {
     groups: Groups,
     /// The blocks stored on the GPU whose whole chain was heard.
     chains: HashMap<EngineHash, SequenceHash>,
+    /// The same, to be looked up.
+    sequences: HashSet<SequenceHash>,
     /// Those that continue what was stored before, by their own tokens.
     floating: HashSet<BlockHash>,
     pub(super) seen: Seen,
@@ -55,9 +57,15 @@ pub(super) struct Matched {
 
 impl Look {
     pub(super) fn new(key: &HashKey) -> Self {
-        let (batch, groups) = (Batch::new(), Groups::default());
-        let (chains, floating) = (HashMap::new(), HashSet::new());
-        Self { key: key.clone(), batch, groups, chains, floating, seen: Seen::default() }
+        Self {
+            key: key.clone(),
+            batch: Batch::new(),
+            groups: Groups::default(),
+            chains: HashMap::new(),
+            sequences: HashSet::new(),
+            floating: HashSet::new(),
+            seen: Seen::default(),
+        }
     }
 
     pub(super) fn see(&mut self, message: &Message) {
@@ -76,17 +84,29 @@ impl Look {
             let KvEvent::Stored(stored) = event else { continue };
             let stores = if stored.tier == Tier::Gpu { &mut seen.gpu_stores } else { &mut seen.lower_stores };
             stores[usize::from(stored.block_hashes.is_empty())] += 1;
-            if stored.tier == Tier::Gpu {
-                chain(&self.key, &stored, &mut self.chains, &mut self.floating);
+            if stored.tier != Tier::Gpu {
+                continue;
+            }
+            let parent = match stored.parent {
+                None => Some(stored.root),
+                Some(parent) => self.chains.get(&parent).copied(),
+            };
+            let Some(mut parent) = parent else {
+                self.floating.extend(stored.block_hashes);
+                continue;
+            };
+            for (engine_hash, block) in stored.engine_hashes.iter().zip(stored.block_hashes) {
+                parent = self.key.chain(parent, *block);
+                self.chains.insert(*engine_hash, parent);
+                self.sequences.insert(parent);
             }
         }
     }
 
     /// Compares with the tokens of a prompt. Its first blocks may have been cached before, so that nothing tells of them.
     pub(super) fn matched(&self, tokens: &[TokenId]) -> Matched {
-        let heard: HashSet<&SequenceHash> = self.chains.values().collect();
-        let all = heard.len() + self.floating.len();
-        let Some(size) = self.seen.block_tokens.last() else {
+        let all = self.sequences.len() + self.floating.len();
+        let Some(size) = self.seen.block_tokens.last().filter(|size| **size > 0) else {
             return Matched { others: all, ..Matched::default() };
         };
         let chain = self.key.sequence(self.key.plain_root(), tokens, *size);
@@ -94,30 +114,12 @@ impl Look {
         let is_seen: Vec<bool> = chain
             .iter()
             .zip(blocks)
-            .map(|(sequence, block)| heard.contains(sequence) || self.floating.contains(&block))
+            .map(|(sequence, block)| self.sequences.contains(sequence) || self.floating.contains(&block))
             .collect();
         let first = is_seen.iter().position(|seen| *seen).unwrap_or(is_seen.len());
         let differ_at = is_seen.iter().skip(first).position(|seen| !seen).map(|at| first + at);
         let seen = is_seen.iter().filter(|seen| **seen).count();
         Matched { blocks: is_seen.len(), seen, differ_at, others: all.saturating_sub(seen) }
-    }
-}
-
-/// Takes in the blocks of one store.
-fn chain(
-    key: &HashKey,
-    stored: &Stored<'_>,
-    chains: &mut HashMap<EngineHash, SequenceHash>,
-    floating: &mut HashSet<BlockHash>,
-) {
-    let parent = match stored.parent {
-        None => Some(stored.root),
-        Some(parent) => chains.get(&parent).copied(),
-    };
-    let Some(mut parent) = parent else { return floating.extend(stored.block_hashes) };
-    for (engine_hash, block) in stored.engine_hashes.iter().zip(stored.block_hashes) {
-        parent = key.chain(parent, *block);
-        chains.insert(*engine_hash, parent);
     }
 }
 

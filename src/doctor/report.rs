@@ -171,6 +171,8 @@ impl Judge<'_> {
 
     fn push(&mut self, name: &'static str, status: Status, found: String, advice: Option<String>) {
         let (class, subject) = (self.class, self.subject.clone());
+        // Replicas and HAProxy have a say in it, and it goes to a terminal.
+        let found = found.replace(char::is_control, "\u{fffd}");
         self.checks.push(Check { class, name, subject, status, found, advice });
     }
 }
@@ -201,6 +203,14 @@ mod tests {
         assert_eq!(code(&[(Requests, Fail), (Config, Fail)]), 64);
         let codes = [Config, Agent, Haproxy, Replicas, Events, Tokens, Requests].map(Class::exit_code);
         assert_eq!(codes, [64, 10, 11, 12, 13, 14, 15], "documented");
+    }
+
+    #[test]
+    fn what_others_say_cannot_steer_a_terminal() {
+        let mut checks = Vec::new();
+        let mut judge = Judge { class: Class::Events, subject: String::new(), checks: &mut checks };
+        judge.ok("x", "topic \u{1b}[2Jkv\nFAIL");
+        assert_eq!(checks[0].found, "topic \u{fffd}[2Jkv\u{fffd}FAIL");
     }
 
     #[test]
