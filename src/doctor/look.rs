@@ -1,7 +1,7 @@
 //! What the messages of one rank's stream tell, and whether the blocks in them are those of a prompt.
 
 use crate::{
-    events::{Batch, Groups, KvEvent, Stored, has_named_fields, probe::Message},
+    events::{Batch, Groups, KvEvent, has_named_fields, probe::Message},
     hash::HashKey,
     units::{BlockHash, EngineHash, SequenceHash, Tier, TokenId},
 };
