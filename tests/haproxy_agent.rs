@@ -254,7 +254,8 @@ fn an_agent_that_is_killed_costs_no_request() {
 fn haproxy_alone_switches_the_agent_off_and_on_under_load() {
     for_each_binary(|binary| {
         let agent = StubAgent::answering(&[("server", "r2")]);
-        let world = World::new();
+        let mut world = World::new();
+        world.balance = "leastconn";
         let site = world.start(binary, agent.address);
         site.wait_for_agent("UP");
         let finished = AtomicUsize::new(0);

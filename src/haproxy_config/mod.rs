@@ -1,6 +1,6 @@
 //! The configuration that HAProxy needs, for the user's own names and addresses, and what a site has already.
 //!
-//! [`HaproxyCfg`] reads a site's files, [`findings`] says what of them does not go with our lines, [`BackendLines`] where
+//! [`HaproxyCfg`] reads a site's files, [`findings()`] says what of them does not go with our lines, [`BackendLines`] where
 //! those are in place.
 
 mod cfg;

@@ -33,6 +33,8 @@ pub(crate) struct World {
     pub(crate) agent_log: LogSink,
     /// Lines for the `global` section.
     pub(crate) global: &'static str,
+    /// What the backend of the replicas balances by.
+    pub(crate) balance: &'static str,
     /// Options of `kvspoa haproxy-config`.
     pub(crate) options: Vec<String>,
     /// Whether `kvspoa haproxy-config --haproxy-cfg` puts our lines in place; else they are pasted.
@@ -54,6 +56,7 @@ impl World {
             site_log: LogSink::start(),
             agent_log: LogSink::start(),
             global: "",
+            balance: "roundrobin",
             options: Vec::new(),
             fitted: false,
         }
@@ -95,6 +98,7 @@ impl Site {
         }
         for (word, value) in [
             ("{global}", world.global.to_owned()),
+            ("{balance}", world.balance.to_owned()),
             ("{http}", http.to_string()),
             ("{https}", https.to_string()),
             ("{certificate}", certificate.display().to_string()),
