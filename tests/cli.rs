@@ -83,6 +83,17 @@ fn check_tells_each_value_and_where_it_came_from() {
 }
 
 #[test]
+fn check_weighs_the_buffer_of_rays_variable_where_no_haproxy_answers() {
+    let bufsize = ("RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE", "8454144");
+    let output = check_with(&["--json", "--maxconn", "1000000000"], &[bufsize]);
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(told["memory"]["haproxy"]["bufsize"], 8_454_144);
+    let warnings = told["warnings"].to_string();
+    assert!(output.status.success() && warnings.contains("HAProxy's buffers may come to"), "{warnings}");
+    assert!(told["memory"]["kvspoa"]["at_most_bytes"].as_u64() > Some(1 << 30), "{told}");
+}
+
+#[test]
 fn check_refuses_a_wrong_variable_and_warns_of_a_doubtful_one() {
     for (name, value) in [("KVSPOA_SPOP_DEADLIN", "1s"), ("DYN_ROUTER_TEMPERATURE", "warm")] {
         let output = check_with(&[], &[(name, value)]);

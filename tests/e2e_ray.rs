@@ -4,13 +4,14 @@ mod support;
 
 use kvspoa::events::Endpoint;
 use kvspoa::replica::TokenChannels;
+use kvspoa::sim::Replica;
 use kvspoa::units::TokenId;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use support::eventually;
 use support::haproxy::for_each_binary;
 use support::http::{self, Message};
-use support::road::Road;
+use support::road::{AgentProcess, Road, replica_args};
+use support::{eventually, free_port};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -66,6 +67,28 @@ fn a_prompts_tokens_go_ahead_of_its_request() {
             (used(&road) > 0.0).then_some(())
         });
         assert!(used(&road) <= sent(&road));
+    });
+}
+
+#[test]
+fn rays_variable_tells_the_port_at_which_replicas_take_tokens() {
+    let port = free_port();
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let args = replica_args(&["--tokens", &format!("tcp://127.0.0.1:{port}")]);
+    let replica = runtime.block_on(Replica::start(&args)).expect("a replica");
+    let pool = format!(
+        "[[pool]]\nbackend = \"llm\"\n[[pool.replica]]\nserver = \"s1\"\nhttp = \"{}\"\n",
+        replica.http_addr()
+    );
+    let directory = tempfile::tempdir().expect("a directory");
+    let port = port.to_string();
+    let agent = AgentProcess::start_with(directory.path(), &pool, &[("KV_TOKEN_PORT_BASE", &port)]);
+    agent.wait_until_ready();
+    eventually("the answer names tokens that were sent ahead", || {
+        let body = chat("ahead ").to_string();
+        let asked = http::request("POST", "/internal/route", &[], body.as_bytes());
+        let answer: Value = serde_json::from_slice(&http::send(agent.admin, &asked).body).expect("JSON");
+        answer["request_headers"].get("x-serve-router-kv-token-key").map(|_| ())
     });
 }
 

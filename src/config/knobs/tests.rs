@@ -217,8 +217,8 @@ fn a_wrong_flag_is_named_in_one_line() {
 
 #[test]
 fn a_name_of_ours_that_does_not_exist_is_an_error_and_others_are_warned_of() {
-    let error = load(FILE, &[], &[("KVSPOA_SPOP_DEADLIN", "300ms")]).expect_err("a slip");
-    assert!(error.starts_with("KVSPOA_SPOP_DEADLIN: no such variable"), "{error}");
+    let error = load(FILE, &[], &[(SLIP, "300ms")]).expect_err("a slip");
+    assert!(error.starts_with(&format!("{SLIP}: no such variable")), "{error}");
     let warnings = |name: &str, value: &str| load(FILE, &[], &[(name, value)]).expect(name).warnings;
     for name in ["RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZ", "DYN_ROUTER_TEMPERTURE", "KV_EVENTS_PORT"]
     {
@@ -242,6 +242,37 @@ fn a_name_of_ours_that_does_not_exist_is_an_error_and_others_are_warned_of() {
         assert_eq!(warnings(name, value), Vec::<String>::new(), "{name}");
     }
 }
+
+/// What our own scripts, tests and documents call a variable must not stop the agent.
+#[test]
+fn every_variable_that_the_repository_names_is_known() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders: Vec<_> = ["src", "tests", "scripts", "bench", "docs"].map(|name| root.join(name)).into();
+    let mut known = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("a folder of the repository") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                if !path.ends_with("fixtures") && !path.ends_with("target") {
+                    folders.push(path);
+                }
+                continue;
+            }
+            let Ok(text) = std::fs::read_to_string(&path) else { continue };
+            for rest in text.split("KVSPOA_").skip(1) {
+                let end = rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_');
+                let name = format!("KVSPOA_{}", &rest[..end.unwrap_or(rest.len())]);
+                let is_example = name == "KVSPOA_" || name == SLIP;
+                assert!(is_example || !is_unknown_of_ours(&name), "{name} in {}", path.display());
+                known += 1;
+            }
+        }
+    }
+    assert!(known > 30, "{known}");
+}
+
+/// A name that is none of ours.
+const SLIP: &str = "KVSPOA_SPOP_DEADLIN";
 
 #[test]
 fn what_is_set_in_vain_is_said() {
