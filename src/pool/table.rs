@@ -90,3 +90,25 @@ impl PoolTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::testing;
+
+    #[test]
+    fn who_has_a_pool_in_hand_keeps_it_when_another_takes_its_place() {
+        let (first, second) = (Arc::new(testing::pool(1, 1)), Arc::new(testing::pool(1, 1)));
+        let pools = Pools::new(vec![Arc::clone(&first)]);
+        let in_hand = pools.of_backend("be").expect("it is there");
+        pools.set(vec![Arc::clone(&second)]);
+        assert!(Arc::ptr_eq(&pools.of_backend("be").expect("of the same name"), &second));
+        assert!(pools.of_id(in_hand.id).is_none(), "what comes for it comes to nothing");
+        assert!(pools.of_id(second.id).is_some());
+        assert!(pools.table().only().is_some_and(|only| Arc::ptr_eq(only, &second)));
+        drop(first);
+        assert_eq!(Arc::strong_count(&in_hand), 1, "and nobody else keeps it");
+        pools.set(Vec::new());
+        assert!(pools.of_backend("be").is_none() && pools.table().only().is_none());
+    }
+}
