@@ -29,6 +29,8 @@ pub(super) struct Sweep {
     slot: u16,
     /// The shard of its engine map that is being counted.
     shard: usize,
+    /// Runs that there were when it began: no other one has blocks of the slot.
+    places: usize,
     /// Blocks that were taken out of the map and are still to be forgotten, by run.
     counts: Vec<u32>,
     next_run: usize,
@@ -36,7 +38,15 @@ pub(super) struct Sweep {
 
 impl Sweep {
     fn of(slot: u16, runs: &Runs) -> Self {
-        Self { slot, shard: 0, counts: vec![0; runs.places()], next_run: 0 }
+        let places = runs.places();
+        Self { slot, shard: 0, places, counts: Vec::with_capacity(places), next_run: 0 }
+    }
+
+    /// Makes ready a slice of the counts: memory costs more to get than to use. Returns whether that was still to do.
+    fn prepare(&mut self) -> bool {
+        let ready = self.counts.len();
+        self.counts.resize(self.places.min(ready + SLICE_PLACES), 0);
+        ready < self.places
     }
 
     /// Counts a slice; returns its blocks, 0 after the last.
@@ -71,7 +81,7 @@ impl Sweep {
     }
 
     fn is_done(&self) -> bool {
-        self.next_run >= self.counts.len()
+        self.next_run >= self.places
     }
 
     /// The run of each block that is still to be forgotten.
@@ -100,12 +110,15 @@ impl Index {
         }
     }
 
-    /// Returns the number of blocks; the last slice of a slot may have none.
+    /// Returns the number of blocks; the first and last slices of a slot may have none.
     pub(super) fn sweep_slice(&mut self) -> usize {
         if self.sweep.is_none() {
             self.sweep = self.dead.last().map(|slot| Sweep::of(*slot, &self.runs));
         }
         let Some(sweep) = &mut self.sweep else { return 0 };
+        if sweep.prepare() {
+            return 0;
+        }
         let id = sweep.slot;
         if let Some(slot) = &mut self.slots[usize::from(id)] {
             let before = slot.bytes();
