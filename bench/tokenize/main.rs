@@ -137,6 +137,7 @@ fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
         let tokens = model.tokens(&ask, &|| false).expect("tokens");
         let prompt = Prompt {
             tokens,
+            head: ask.prompt.head(),
             media: ask.media,
             identity_is_known: true,
             takes_tokens: false,

@@ -10,6 +10,8 @@ pub mod conversation;
 mod generate;
 #[path = "../../src/request/harmony.rs"]
 pub mod harmony;
+#[path = "../../src/request/head.rs"]
+mod head;
 #[path = "../../src/request/json.rs"]
 mod json;
 #[path = "../../src/request/partial.rs"]
