@@ -259,6 +259,10 @@ impl Fleet {
         if !is_same_haproxy && self.polls.is_some() {
             self.poll_haproxy();
         }
+        if !applied.added.is_empty() {
+            // HAProxy tells of their servers at once.
+            self.changed.notify_one();
+        }
         // Each waits until no decision has the old ones. A panic in there is told by the runtime.
         let freed = tokio::task::spawn_blocking(|| replaced.into_iter().for_each(Replaced::free));
         let _ = freed.await;

@@ -17,9 +17,6 @@ use tokio::time::sleep;
 /// being written is not read in half.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The longest file that is read, in bytes: some thousand replicas.
-const MAX_BYTES: u64 = 4 << 20;
-
 /// A file and what was last read of it.
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -65,7 +62,7 @@ impl Watched {
     pub(super) async fn read(&mut self) -> Result<String, String> {
         let path = self.path.clone();
         // On a thread where a file system that hangs holds up nothing else.
-        let read = move || (stamp(&path), read_bounded(&path, MAX_BYTES).map_err(|error| error.to_string()));
+        let read = move || (stamp(&path), read_bounded(&path).map_err(|error| error.to_string()));
         let (stamp, text) = match tokio::task::spawn_blocking(read).await {
             Ok((stamp, text)) => (Some(stamp), text),
             Err(error) => (None, Err(error.to_string())),

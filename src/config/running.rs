@@ -1,10 +1,10 @@
 //! A configuration that changes under a running agent: where it is read from, and what can't change.
 
 use super::{Config, ConfigError, Loaded, Overrides, Place};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// The largest file that is read, in bytes: thousands of replicas are some hundred KiB.
-const MAX_BYTES: u64 = 4 << 20;
+/// The longest file that is read, in bytes, a list of replicas likewise: thousands of them are some hundred KiB.
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Where the configuration comes from, each time that it is read.
 #[derive(Clone, Debug)]
@@ -21,8 +21,7 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::Read`].
     pub fn read(&self) -> Result<String, ConfigError> {
-        read_bounded(&self.path, MAX_BYTES)
-            .map_err(|source| ConfigError::Read { path: self.path.clone(), source })
+        read_bounded(&self.path).map_err(|source| ConfigError::Read { path: self.path.clone(), source })
     }
 
     /// The configuration of such a text.
@@ -42,16 +41,16 @@ impl ConfigFile {
     }
 }
 
-/// Reads a text file, unless it is longer than `max_bytes`.
+/// Reads a text file of at most 4 MiB.
 ///
 /// # Errors
 /// The operating system's, or that it is too long or no text.
-pub fn read_bounded(path: &std::path::Path, max_bytes: u64) -> std::io::Result<String> {
+pub fn read_bounded(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, Read};
     let mut text = String::new();
-    std::fs::File::open(path)?.take(max_bytes.saturating_add(1)).read_to_string(&mut text)?;
-    if text.len() as u64 > max_bytes {
-        return Err(Error::other(format!("longer than {max_bytes} bytes")));
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(Error::other("longer than 4 MiB"));
     }
     Ok(text)
 }
@@ -101,7 +100,6 @@ impl Config {
 mod tests {
     use super::*;
     use crate::config::knobs;
-    use std::path::Path;
 
     fn parse(text: &str) -> Config {
         let pool = "\n[[pool]]\nbackend = \"be\"\n[[pool.replica]]\nserver = \"s1\"\n";
