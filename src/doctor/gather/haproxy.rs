@@ -4,6 +4,7 @@ use crate::{
     config::SocketAddr,
     doctor::facts::{CfgFacts, HaproxyFacts, Info},
     haproxy_config::{HaproxyCfg, HaproxyVersion},
+    machine,
     replica::{RuntimeSocket, Server, commands, parse_servers},
 };
 use std::path::PathBuf;
@@ -17,14 +18,8 @@ pub(super) fn cfg(paths: &[PathBuf]) -> CfgFacts {
     CfgFacts {
         read: HaproxyCfg::read(paths).map_err(|error| error.to_string()),
         installed: HaproxyVersion::installed(),
-        memory_bytes: memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+        memory_bytes: machine::memory_bytes(machine::Process::Unknown),
     }
-}
-
-/// Of the kernel's table, in KiB there.
-fn memory_bytes(table: &str) -> Option<u64> {
-    let total = table.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 async fn info(socket: &RuntimeSocket) -> Result<Info, String> {
@@ -41,16 +36,4 @@ pub(super) async fn servers(addr: &SocketAddr, backend: &str) -> Result<Vec<Serv
     let answer = RuntimeSocket::new(addr.clone()).ask(&commands(backend)).await;
     let answer = answer.map_err(|error| error.to_string())?;
     parse_servers(&answer, backend).map_err(|error| error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::memory_bytes;
-
-    #[test]
-    fn the_machines_memory_is_read_from_the_kernels_table() {
-        let table = "MemTotal:       16315776 kB\nMemFree:         1048576 kB\n";
-        assert_eq!(memory_bytes(table), Some(16_315_776 * 1024));
-        assert_eq!(memory_bytes("MemTotal: odd\n"), None);
-    }
 }
