@@ -9,6 +9,7 @@ from typing import get_args
 
 logging.disable(logging.CRITICAL)
 
+import transformers  # noqa: E402
 from transformers import PreTrainedTokenizerFast  # noqa: E402
 from vllm.entrypoints.anthropic.protocol import AnthropicEffort, AnthropicMessagesRequest  # noqa: E402
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages  # noqa: E402
@@ -105,13 +106,20 @@ def bodies_of(root: Path, suffix: str) -> dict[str, dict]:
     return json.loads((root / f"tests/fixtures/templates/bodies{suffix}.json").read_text(encoding="utf-8"))
 
 
+def release() -> str:
+    """Which `transformers` it is, as `pool.prompt.compat` has it."""
+    return "transformers-" + ".".join(transformers.__version__.split(".")[:2])
+
+
 def main(root: Path) -> None:
     fixtures = root / "tests/fixtures/templates"
+    of_release = "" if release() == "transformers-5.19" else f"-{release()}"
     tokenizer = tiny_tokenizer(root)
     for suffix, make in KINDS.items():
         bodies = bodies_of(root, suffix)
         texts: dict[str, dict[str, str | None]] = {}
-        for template in sorted(fixtures.glob("*.jinja")):
+        # The releases differ in what messages are made of.
+        for template in sorted(fixtures.glob("fields.jinja" if of_release else "*.jinja")):
             texts[template.stem] = {}
             for case, body in bodies.items():
                 try:
@@ -120,7 +128,7 @@ def main(root: Path) -> None:
                     text = None
                 texts[template.stem][case] = text
         written = json.dumps(texts, ensure_ascii=False, indent=0)
-        (fixtures / f"texts{suffix}.json").write_text(written + "\n", encoding="utf-8")
+        (fixtures / f"texts{suffix}{of_release}.json").write_text(written + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from render_goldens import KINDS, bodies_of, tiny_tokenizer
+from render_goldens import KINDS, bodies_of, release, tiny_tokenizer
 from transformers.utils import chat_template_utils
 
 FROZEN = datetime.datetime(2026, 3, 5, 14, 7, 9)
@@ -48,7 +48,7 @@ def main(root: Path, directory: Path) -> None:
                     texts[suffix][case] = make(template, copy.deepcopy(body), tokenizer)
                 except Exception:  # the engine answers 400
                     texts[suffix][case] = None
-        made = {"template": template, "texts": texts}
+        made = {"template": template, "compat": release(), "texts": texts}
         (out / f"{name}.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
         refused = sum(text is None for cases in texts.values() for text in cases.values())
         print(f"{name}: {sum(map(len, texts.values()))} bodies, vLLM refuses {refused}", flush=True)

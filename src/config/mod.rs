@@ -19,7 +19,7 @@ pub use error::{ConfigError, Place};
 pub use mode::{Handling, Mode, NoMode};
 pub use overrides::Overrides;
 pub use raw::DEFAULT_ADMIN;
-pub use rendering::{ContentFormat, Rendering, Revision, UtcOffset};
+pub use rendering::{Compat, ContentFormat, Rendering, Revision, UtcOffset};
 pub use replicas::{
     EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
 };

@@ -16,10 +16,14 @@ pub struct Rendering {
     pub default_chat_template_kwargs: Map<String, Value>,
     /// `--exclude-tools-when-tool-choice-none`.
     pub exclude_tools_when_tool_choice_none: bool,
+    /// `--trust-request-chat-template`.
+    pub trust_request_chat_template: bool,
     /// `VLLM_SYSTEM_START_DATE`, the date that gpt-oss is told; absent: the day's.
     pub system_start_date: Option<String>,
     /// The time zone of the engines' clocks, for templates that print the date.
     pub utc_offset: UtcOffset,
+    /// The release of `transformers` that the engines have.
+    pub compat: Compat,
 }
 
 /// Another way in which some of a pool's engines make prompts, while a fleet changes from one template to the next:
@@ -45,6 +49,67 @@ pub enum ContentFormat {
     String,
     /// A list of parts.
     Openai,
+}
+
+/// A release of `transformers`, whose ways change prompts: `transformers-5.19`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Compat {
+    major: u16,
+    minor: u16,
+}
+
+impl Default for Compat {
+    /// What vLLM 0.32 installs.
+    fn default() -> Self {
+        Self { major: 5, minor: 19 }
+    }
+}
+
+impl Compat {
+    /// Up to 4, `add_bos_token` and `add_eos_token` of some tokenizers' configurations count, and no longer what
+    /// `tokenizer.json` says.
+    #[must_use]
+    pub fn adds_tokens_by_configuration(self) -> bool {
+        self < Self { major: 5, minor: 0 }
+    }
+
+    /// From 5.21 on, what an assistant thought is also its message's `thinking`.
+    #[must_use]
+    pub fn names_thinking(self) -> bool {
+        self >= Self { major: 5, minor: 21 }
+    }
+
+    /// From 5.24 on, a message has no fields that are `null`.
+    #[must_use]
+    pub fn drops_nulls(self) -> bool {
+        self >= Self { major: 5, minor: 24 }
+    }
+}
+
+impl From<Compat> for String {
+    fn from(compat: Compat) -> Self {
+        format!("transformers-{}.{}", compat.major, compat.minor)
+    }
+}
+
+impl TryFrom<String> for Compat {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let release = text.strip_prefix("transformers-").and_then(|release| release.split_once('.'));
+        let number = |text: &str| text.parse::<u16>().ok();
+        let numbers = release.and_then(|(major, minor)| Some((number(major)?, number(minor)?)));
+        match numbers {
+            // Those that were compared, and 4 as far as its last one goes.
+            Some((major, minor)) if major == 4 || major == 5 && (16..=24).contains(&minor) => {
+                Ok(Self { major, minor })
+            }
+            _ => Err(format!(
+                "`{text}` is not known: transformers-4.57, or transformers-5.16 to transformers-5.24"
+            )),
+        }
+    }
 }
 
 /// A distance from UTC: `+02:00`.
@@ -95,6 +160,26 @@ impl Rendering {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_release_is_one_that_was_compared() {
+        let compat = |text: &str| Compat::try_from(text.to_owned());
+        assert_eq!(compat("transformers-5.19"), Ok(Compat::default()));
+        let of = |text: &str| {
+            compat(text)
+                .map(|it| [it.adds_tokens_by_configuration(), it.names_thinking(), it.drops_nulls()])
+                .expect(text)
+        };
+        assert_eq!(of("transformers-4.57"), [true, false, false]);
+        assert_eq!(of("transformers-5.20"), [false, false, false]);
+        assert_eq!(of("transformers-5.21"), [false, true, false]);
+        assert_eq!(of("transformers-5.24"), [false, true, true]);
+        for wrong in
+            ["", "5.19", "transformers-5", "transformers-5.25", "transformers-6.0", "transformers-3.1"]
+        {
+            assert!(compat(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_time_zone_is_hours_and_minutes() {

@@ -45,6 +45,9 @@ pub enum PromptError {
     /// The model has no chat template.
     #[error("the model has no chat template")]
     NoTemplate,
+    /// The client brings its own chat template, which the engines were not told to trust, or which may be a name.
+    #[error("the request has a chat template of its own")]
+    RequestTemplate,
     /// The engine makes this model's prompts without the template, in a way that is not known here.
     #[error("the engine renders this model by code of its own")]
     NativeRenderer,
@@ -94,6 +97,7 @@ impl PromptError {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::NoTemplate => "no_template",
+            Self::RequestTemplate => "request_template",
             Self::NativeRenderer => "native_renderer",
             Self::TemplateRefused => "template_refused",
             Self::TemplateFailed { .. } => "template_failed",

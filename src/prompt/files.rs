@@ -19,7 +19,7 @@ pub(super) fn read_text(path: &Path) -> Result<String, ModelError> {
 /// Reads what stands beside `tokenizer.json`. Of the sources of a template, later ones win:
 /// `chat_template.json`, `tokenizer_config.json`, `chat_template.jinja`.
 pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {
-    let config = object(&dir.join("tokenizer_config.json"))?;
+    let config = tokenizer_config(dir)?;
     let special = object(&dir.join("special_tokens_map.json"))?;
     let mut sources = Sources { special_tokens: special_tokens(&config, &special), ..Sources::default() };
 
@@ -33,6 +33,11 @@ pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {
         sources.tool_use = Some(source);
     }
     Ok(sources)
+}
+
+/// What `tokenizer_config.json` says; nothing if it is not there.
+pub(super) fn tokenizer_config(dir: &Path) -> Result<Map<String, Value>, ModelError> {
+    object(&dir.join("tokenizer_config.json"))
 }
 
 /// Who makes prompts of a model for which vLLM 0.32 does not run the chat template.
@@ -121,7 +126,7 @@ fn special_tokens(config: &Map<String, Value>, map: &Map<String, Value>) -> Vec<
 }
 
 /// A token is written as text or as an object with its `content`.
-fn content(token: &Value) -> Option<String> {
+pub(super) fn content(token: &Value) -> Option<String> {
     token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
 }
 

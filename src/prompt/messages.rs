@@ -4,6 +4,7 @@ use super::template::{
     ContentFormat,
     values::{self, Fields},
 };
+use crate::config::Compat;
 use crate::request::conversation::{Message, Part};
 use minijinja::value::Value;
 use serde_json::Map;
@@ -145,22 +146,26 @@ impl Content {
 
 impl Prepared<'_> {
     /// The message as a value for the template. The order of the fields is vLLM's.
-    pub(super) fn value(&self) -> Value {
+    pub(super) fn value(&self, compat: Compat) -> Value {
         let content = match &self.content {
             Content::Text(text) => Value::from(text),
             Content::Parts(parts) => parts.iter().map(values::from_json).collect(),
         };
         let mut fields = smallvec![("role", Value::from(self.role)), ("content", content)];
         if let Some(message) = self.source {
+            let is_kept = |value: &&serde_json::Value| !(compat.drops_nulls() && value.is_null());
             if let Some(calls) = &message.tool_calls {
                 fields.push(("tool_calls", calls.iter().map(values::from_json).collect()));
             }
             if let Some(reasoning) = &message.reasoning {
                 let reasoning = values::from_json(reasoning);
+                if compat.names_thinking() {
+                    fields.insert(0, ("thinking", reasoning.clone()));
+                }
                 fields.push(("reasoning", reasoning.clone()));
                 fields.push(("reasoning_content", reasoning));
             }
-            if let Some(id) = &message.tool_call_id {
+            if let Some(id) = message.tool_call_id.as_ref().filter(is_kept) {
                 fields.push(("tool_call_id", values::from_json(id)));
             }
             if let Some(name) = &message.name {
@@ -169,7 +174,7 @@ impl Prepared<'_> {
             if let Some(task) = &message.task {
                 fields.push(("task", Value::from(task.as_str())));
             }
-            if let Some(tools) = message.tools.as_ref().filter(|_| !self.converted) {
+            if let Some(tools) = message.tools.as_ref().filter(|_| !self.converted).filter(is_kept) {
                 fields.push(("tools", values::from_json(tools)));
             }
         }

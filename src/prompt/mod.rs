@@ -7,6 +7,7 @@ mod error;
 mod files;
 mod fingerprint;
 mod harmony;
+mod legacy;
 mod messages;
 mod options;
 pub mod parity;
@@ -73,7 +74,13 @@ impl Model {
     pub fn load_with(dir: &Path, options: ModelOptions) -> Result<Self, ModelError> {
         let path = dir.join("tokenizer.json");
         let sources = files::template_sources(dir)?;
-        let tokenizer = Tokenizer::load(&files::read(&path)?, options.cache_bytes / 8 * SEGMENTS_EIGHTHS)
+        let mut json = files::read(&path)?;
+        if options.compat.adds_tokens_by_configuration()
+            && let Some(changed) = legacy::with_configured_tokens(&json, &files::tokenizer_config(dir)?)
+        {
+            json = changed;
+        }
+        let tokenizer = Tokenizer::load(&json, options.cache_bytes / 8 * SEGMENTS_EIGHTHS)
             .map_err(|detail| ModelError::Tokenizer { path, detail })?;
         let name = dir.file_name().unwrap_or(dir.as_os_str()).to_string_lossy().into_owned();
         let model = Self::assemble(name, dir, sources, options, tokenizer)?;
@@ -153,6 +160,12 @@ impl Model {
     #[must_use]
     pub const fn is_told_by_tokenize(&self) -> bool {
         self.harmony.is_none()
+    }
+
+    /// Whether a request's own chat template takes the place of the model's.
+    #[must_use]
+    pub fn takes_request_templates(&self) -> bool {
+        self.harmony.is_none() && self.templates.options().trust_request_chat_template
     }
 
     /// Reads a whole body as the engine does for this model. What was read lately of the same conversation is not read

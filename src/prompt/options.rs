@@ -16,10 +16,14 @@ pub struct ModelOptions {
     pub template_arguments: Map<String, Value>,
     /// `--exclude-tools-when-tool-choice-none`. Default false.
     pub exclude_unused_tools: bool,
+    /// `--trust-request-chat-template`. Default false.
+    pub trust_request_chat_template: bool,
     /// The engine's time zone, for templates that print the date; seconds east of UTC. Default 0.
     pub utc_offset_seconds: i32,
     /// `VLLM_SYSTEM_START_DATE`, the date that gpt-oss is told; `None` for the day's.
     pub start_date: Option<String>,
+    /// The release of `transformers` that the engine has. Default 5.19, vLLM 0.32's.
+    pub compat: config::Compat,
     /// The longest text that may be rendered, in bytes. Default 16 MiB, twice the largest body.
     pub max_rendered_bytes: usize,
     /// Memory for what was seen lately: ids of pieces of text, messages as they were read, whole prompts. Default
@@ -36,8 +40,10 @@ impl Default for ModelOptions {
             content_format: None,
             template_arguments: Map::new(),
             exclude_unused_tools: false,
+            trust_request_chat_template: false,
             utc_offset_seconds: 0,
             start_date: None,
+            compat: config::Compat::default(),
             max_rendered_bytes: 16 << 20,
             cache_bytes: 256 << 20,
             clock: SystemTime::now,
@@ -56,7 +62,9 @@ impl From<&config::Rendering> for ModelOptions {
             },
             template_arguments: rendering.default_chat_template_kwargs.clone(),
             exclude_unused_tools: rendering.exclude_tools_when_tool_choice_none,
+            trust_request_chat_template: rendering.trust_request_chat_template,
             utc_offset_seconds: rendering.utc_offset.seconds,
+            compat: rendering.compat,
             start_date: rendering.system_start_date.clone(),
             ..Self::default()
         }

@@ -105,6 +105,14 @@ pub struct Ask {
     pub session_id: Option<String>,
 }
 
+impl Ask {
+    /// Whether the client brings its own chat template.
+    #[must_use]
+    pub const fn has_own_template(&self) -> bool {
+        matches!(&self.prompt, PromptInput::Chat(conversation) if conversation.template.is_some())
+    }
+}
+
 /// A prompt in one of the shapes in which clients give it.
 #[derive(Clone, PartialEq, Debug)]
 pub enum PromptInput {
@@ -329,10 +337,9 @@ fn chat_prompt(
     body: &mut Object,
     chat: impl FnOnce(&mut Object) -> Result<Conversation, BodyError>,
 ) -> Result<PromptInput, BodyError> {
-    if json::take(body, "chat_template").is_some() {
-        return Err(BodyError::RequestTemplate);
-    }
-    converted_prompt(body, chat)
+    // Whether the engine takes it is its own affair, and none it is if it is empty.
+    let template = json::take_text(body, "chat_template")?.filter(|template| !template.is_empty());
+    converted_prompt(body, |body| Ok(Conversation { template: template.map(Into::into), ..chat(body)? }))
 }
 
 fn converted_prompt(

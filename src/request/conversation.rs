@@ -19,6 +19,8 @@ pub struct Conversation {
     pub tools: Option<Vec<Value>>,
     /// `tool_choice` is `none`: some engines are told to leave the tools out then.
     pub tools_not_to_be_used: bool,
+    /// The client's own chat template, in place of the model's.
+    pub template: Option<Arc<str>>,
     /// The client's arguments for the template, which win over `tools` and `documents`.
     pub template_arguments: Object,
     /// Documents to answer from.
@@ -206,6 +208,7 @@ fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation
     documents.iter().try_for_each(json::check_exact)?;
     Ok(Conversation {
         messages,
+        template: None,
         tools: tools(body)?,
         tools_not_to_be_used: body.get("tool_choice").is_some_and(|choice| choice == "none"),
         template_arguments: template_arguments(body)?,

@@ -115,7 +115,8 @@ impl Preparing {
             Some(ask) => (ask?, true),
         };
         // Engines may tell of another context later.
-        let keeps = is_whole_body && !ask.goes_by_context();
+        let has_own_template = ask.has_own_template();
+        let keeps = is_whole_body && !ask.goes_by_context() && !has_own_template;
         if let Some(context) = self.pool.known_context() {
             ask.set_context(context as usize);
         }
@@ -128,7 +129,9 @@ impl Preparing {
             tokens,
             head: ask.prompt.head(),
             media: ask.media,
-            identity_is_known: ask.identity_is_known,
+            // Behind the cut there may be a template.
+            identity_is_known: ask.identity_is_known
+                && (is_whole_body || has_own_template || !model.takes_request_templates()),
             takes_tokens: ask.takes_tokens,
             model: ask.model,
             cache_salt: ask.cache_salt,

@@ -75,7 +75,7 @@ reasons! {
     EmptyPrompt = "empty_prompt", LoadOnly;
     /// Images, audio or the like: their tokens are made by the engine.
     Media = "media", LoadOnly;
-    /// The client brings its own chat template.
+    /// The client brings its own chat template, and the engines are not known to trust it.
     RequestTemplate = "request_template", LoadOnly;
     /// The path is one for which engines keep no cache of prompts, such as `/v1/embeddings`.
     NoPromptCache = "no_prompt_cache", LoadOnly;
@@ -140,6 +140,7 @@ impl From<PromptError> for Reason {
     fn from(error: PromptError) -> Self {
         match error {
             PromptError::NoTemplate => Self::NoTemplate,
+            PromptError::RequestTemplate => Self::RequestTemplate,
             PromptError::NativeRenderer => Self::NativeRenderer,
             PromptError::TemplateRefused | PromptError::NothingToContinue => Self::TemplateRefused,
             PromptError::TemplateFailed { .. }

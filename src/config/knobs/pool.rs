@@ -95,6 +95,14 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "pool.prompt.trust_request_chat_template",
+        form: Form::Switch,
+        what: "the engines' `--trust-request-chat-template`: a request's own template renders it, within limits of work and \
+               length",
+        breaks: Wrong("requests with a template are routed by load (`request_template`)"),
+        ..PLAIN
+    },
+    Knob {
         key: "pool.prompt.system_start_date",
         form: Form::Text("YYYY-MM-DD"),
         unset: "the day's",
@@ -107,6 +115,14 @@ pub(super) const KEYS: &[Knob] = &[
         form: Form::Text("+HH:MM"),
         what: "the time zone of the engines' clocks, for prompts with the date in them",
         breaks: Wrong("as above, between the two midnights"),
+        ..PLAIN
+    },
+    Knob {
+        key: "pool.prompt.compat",
+        form: Form::Text("RELEASE"),
+        what: "the release of `transformers` that the engines have: `transformers-4.57`, `transformers-5.16` to `-5.24`. From \
+               5.21 on templates see `thinking`, from 5.24 on no `null`s; up to 4 `add_bos_token` of some tokenizers counts",
+        breaks: Wrong("as above, for templates and tokenizers of these kinds"),
         ..PLAIN
     },
     Knob {

@@ -52,6 +52,7 @@ pub(super) fn disabled_effort(render: impl Fn(&Conversation) -> Option<String>) 
 
 fn greeting(effort: &str) -> Conversation {
     Conversation {
+        template: None,
         messages: vec![Arc::new(Message::of_text("user", "Hi"))],
         tools: None,
         tools_not_to_be_used: false,

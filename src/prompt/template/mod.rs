@@ -9,6 +9,7 @@ pub(in crate::prompt) mod date;
 mod environment;
 mod limits;
 mod python;
+mod requested;
 mod shape;
 mod strings;
 mod sums;
@@ -26,6 +27,7 @@ use environment::RaisedByTemplate;
 use limits::{Added, Limits};
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
+use requested::Requested;
 use std::cell::Cell;
 use std::error::Error as _;
 
@@ -50,6 +52,7 @@ pub(super) struct Templates {
     options: ModelOptions,
     anthropic: Anthropic,
     depend_on_time: bool,
+    requested: Requested,
 }
 
 /// What is known about one template without running it.
@@ -64,6 +67,14 @@ struct Properties {
 
 impl Templates {
     pub(super) fn compile(sources: Sources, options: ModelOptions) -> Result<Self, Error> {
+        let mut templates = Self::compile_alone(sources, options)?;
+        templates.anthropic.disabled_effort =
+            anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
+        Ok(templates)
+    }
+
+    /// The same, without trying what the templates make of Anthropic's Messages.
+    fn compile_alone(sources: Sources, options: ModelOptions) -> Result<Self, Error> {
         let mut environment = environment::environment(options.clock, options.utc_offset_seconds)?;
         let wants_system_first = anthropic::wants_system_first(&sources);
         let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
@@ -89,11 +100,16 @@ impl Templates {
         let tool_use = add("tool_use", sources.tool_use)?;
         let special_tokens = sources.special_tokens;
         let anthropic = Anthropic { wants_system_first, ..Anthropic::default() };
-        let mut templates =
-            Self { environment, default, tool_use, special_tokens, options, anthropic, depend_on_time };
-        templates.anthropic.disabled_effort =
-            anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
-        Ok(templates)
+        Ok(Self {
+            environment,
+            default,
+            tool_use,
+            special_tokens,
+            options,
+            anthropic,
+            depend_on_time,
+            requested: Requested::default(),
+        })
     }
 
     pub(super) fn options(&self) -> &ModelOptions {
@@ -111,6 +127,13 @@ impl Templates {
     }
 
     pub(super) fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
+        match &conversation.template {
+            None => self.render_own(conversation),
+            Some(source) => self.requested(source)?.render_own(conversation),
+        }
+    }
+
+    fn render_own(&self, conversation: &Conversation) -> Result<String, PromptError> {
         let tools = self.tools(conversation)?;
         let template = self.tool_use.as_ref().filter(|_| tools.is_some()).or(self.default.as_ref());
         let template = template.ok_or(PromptError::NoTemplate)?;
@@ -128,7 +151,8 @@ impl Templates {
             }
             _ => None,
         };
-        let messages: Vec<Value> = prepared.iter().map(messages::Prepared::value).collect();
+        let messages: Vec<Value> =
+            prepared.iter().map(|message| message.value(self.options.compat)).collect();
         let context = self.context(conversation, Value::from(messages), tools);
 
         let limit_bytes = self.options.max_rendered_bytes;
