@@ -62,6 +62,13 @@ struct Prepared {
     made: Made,
 }
 
+impl Prepared {
+    fn pool(&self) -> Arc<Pool> {
+        let (Made::New(pool) | Made::Kept(pool, _)) = &self.made;
+        Arc::clone(pool)
+    }
+}
+
 #[derive(Debug)]
 enum Made {
     New(Arc<Pool>),
@@ -152,6 +159,8 @@ impl Fleet {
         router: Arc<Router>,
         spop: ServerLimits,
     ) -> Result<Self, AgentError> {
+        // Before anything is subscribed to: the events' thread finds pools by this table, and drops what is of no pool.
+        pools.set(plan.pools.iter().map(Prepared::pool).collect());
         let mut members = Vec::new();
         for Prepared { config, access, made } in plan.pools {
             let (Made::New(pool) | Made::Kept(pool, _)) = made;
@@ -162,7 +171,6 @@ impl Fleet {
             }
             members.push(of_pool);
         }
-        pools.set(members.iter().map(|members| Arc::clone(members.pool())).collect());
         Ok(Self {
             config: plan.config,
             pools,
@@ -217,6 +225,8 @@ impl Fleet {
         let gone: Vec<Arc<Members>> = before.iter().filter(|members| !stays(members)).cloned().collect();
         // First, so that what comes finds their places and ports free.
         gone.iter().for_each(|members| members.end());
+        // Before what is new is subscribed to: see `start`.
+        self.pools.set(pools.iter().map(Prepared::pool).collect());
         let mut members = Vec::with_capacity(pools.len());
         let mut replaced = Vec::new();
         for Prepared { config: of_pool, access, made } in pools {
@@ -246,7 +256,6 @@ impl Fleet {
             };
             applied.could_not_join |= failed.is_some();
         }
-        self.pools.set(members.iter().map(|members| Arc::clone(members.pool())).collect());
         self.members.store(Arc::new(members));
         before.iter().for_each(|members| members.stop_listening());
         for members in gone {
