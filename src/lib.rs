@@ -43,6 +43,7 @@ pub mod pool;
 pub mod prompt;
 pub mod pulse;
 mod recent;
+pub mod record;
 pub mod replay;
 pub mod replica;
 pub mod request;

@@ -5,6 +5,7 @@
 mod events;
 mod health;
 mod install;
+mod record;
 mod reload;
 mod replica;
 mod route;
@@ -13,6 +14,7 @@ mod total;
 pub use events::{EventMetrics, FeedLabels, ListenerMetrics};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
+pub use record::RecordMetrics;
 pub use reload::ReloadMetrics;
 pub use replica::{ParityMetrics, ReportMetrics, ServerMetrics, SocketMetrics};
 pub use route::{DecidedMetrics, PoolMetrics, RankMetrics, RayMetrics, RouteMetrics, SettleMetrics};

@@ -141,9 +141,18 @@ fn a_model_directory_that_cannot_be_used_is_a_mistake_of_the_configuration() {
 fn wrong_usage_ends_with_64_and_help_with_0() {
     assert_eq!(kvspoa(&["rune"]).status.code(), Some(64));
     assert_eq!(kvspoa(&["run", "--config", "/nonexistent/kvspoa.toml"]).status.code(), Some(64));
-    for command in
-        ["run", "check", "explain", "haproxy-config", "pool", "replica", "simulate", "demo", "replay"]
-    {
+    for command in [
+        "run",
+        "check",
+        "explain",
+        "haproxy-config",
+        "pool",
+        "replica",
+        "shadow-report",
+        "simulate",
+        "demo",
+        "replay",
+    ] {
         let output = kvspoa(&[command, "--help"]);
         assert!(output.status.success());
         assert!(text(&output.stdout).contains("Usage: kvspoa"), "{}", text(&output.stdout));
@@ -411,6 +420,29 @@ fn a_replay_sweeps_weights_draws_a_chart_and_names_what_is_wrong() {
         assert_eq!(output.status.code(), Some(64), "{said}");
         assert!(said.contains(what) && said.lines().count() == 1, "{said:?} does not say {what:?}");
     }
+}
+
+#[test]
+fn a_record_is_played_by_its_own_blocks_and_reported_of() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("decisions.jsonl");
+    let line = |at: u64| {
+        json!({
+            "kvspoa": 1, "at_ms": at * 100, "pool": "be", "mode": "shadow", "session": at % 3, "prompt_tokens": 170,
+            "block_tokens": 16, "blocks": [[1 + 10 * (at % 3), 10]], "chosen": "s1", "chosen_cached": 160, "served": "s2",
+            "served_cached": 0, "response_ms": 20, "total_ms": 90, "normal": true,
+        })
+    };
+    let lines: String = (0..60).map(|at| line(at).to_string() + "\n").collect();
+    std::fs::write(&path, lines).expect("written");
+    let path = path.to_str().expect("UTF-8");
+    let rows = replay(&format!("{path} --policies cost --replicas 2"));
+    assert!(figure(&rows[0], "gpu_hit") > 0.8, "blocks of 16 tokens: {rows:?}");
+    let output = kvspoa(&["shadow-report", "--file", path, "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&report["requests"], &report["model"]["block_tokens"]), (&json!(60), &json!(16)));
+    assert!(report["index_chosen_share"].as_f64() > Some(0.9), "{report:#}");
+    assert_eq!(kvspoa(&["shadow-report", "--file", "/nonexistent"]).status.code(), Some(70));
 }
 
 /// Times are virtual and seeds fixed, so the figures are the same on every machine.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::chats::{A, Outcome, Pace, play};
+use support::chats::{A, C, Outcome, Pace, play};
 use support::eventually;
 use support::haproxy::{Binary, binaries, for_each_binary};
 use support::http::{self, Connection, Message};
@@ -465,5 +465,42 @@ fn a_replica_that_is_ignored_is_not_named_and_one_that_is_resynced_is_known_agai
         eventually("it has told all again", || (resets() > before && blocks() == known).then_some(()));
         let listed = road.agent.operate(&["replica"]);
         assert!(listed.contains("be_llm/s1") && listed.contains("be_llm/s2"), "{listed}");
+    });
+}
+
+#[test]
+fn the_report_finds_conversations_worth_it_and_prompts_that_come_once_not() {
+    for_each_binary(|haproxy| {
+        let setup = Setup { pool: "mode = \"shadow\"\n", balance: "roundrobin", ..Setup::default() };
+        let report = |road: &Road| -> Value {
+            serde_json::from_str(&road.agent.operate(&["shadow-report", "be_llm", "--json"])).expect("JSON")
+        };
+        let recorded = |road: &Road, requests: f64| {
+            let kept = || road.agent.metric_with("kvspoa_records_total", "\"kept\"");
+            eventually("every request is recorded", || (kept() >= requests).then_some(()));
+            assert_eq!(road.agent.metric_with("kvspoa_records_total", "\"dropped\""), 0.0);
+        };
+        let road = Road::set_up(haproxy, &setup);
+        let outcome = play(road.http, C, Pace { in_flight: 4, pause: Duration::ZERO }, 1, true);
+        recorded(&road, outcome.requests() as f64);
+        let chats = report(&road);
+        assert_eq!(chats["verdict"], "worth_it", "{chats:#}");
+        assert_eq!(
+            (chats["requests"].as_u64(), chats["routed"].as_u64()),
+            (Some(outcome.requests()), Some(0))
+        );
+        let served = chats["index_served_share"].as_f64().expect("a share");
+        assert!(chats["index_chosen_share"].as_f64() > Some(served), "{chats:#}");
+        let said = road.agent.operate(&["shadow-report"]);
+        assert!(said.contains("Worth it: ") && said.contains("| kvspoa "), "{said}");
+
+        let road = Road::set_up(haproxy, &setup);
+        for number in 0..80 {
+            assert_eq!(road.post(COMPLETIONS, &unrelated(number)).status(), 200);
+        }
+        recorded(&road, 80.0);
+        let once = report(&road);
+        assert_eq!(once["verdict"], "not_worth_it", "{once:#}");
+        road.assert_no_load();
     });
 }

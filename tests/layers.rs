@@ -12,7 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["prompt", "index", "replica"],
     &["select"],
-    &["pool"],
+    &["pool", "record"],
     &["route"],
     &["admin", "client", "sim"],
     &["hub"],

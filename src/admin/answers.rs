@@ -10,7 +10,10 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::json;
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 use tokio::sync::Semaphore;
 
 /// The largest body that is taken, bytes; above HAProxy's largest recommended buffer.
@@ -50,6 +53,9 @@ impl Answers {
             }
             (&Method::GET | &Method::HEAD, "/") => page(),
             (&Method::GET | &Method::HEAD, "/status") => reply_json(StatusCode::OK, &self.router.status()),
+            (&Method::GET | &Method::HEAD, "/record") => {
+                self.record(request.uri().query().unwrap_or_default())
+            }
             (&Method::POST, "/pool" | "/replica") => self.operate(request).await,
             (&Method::POST, "/explain") => self.explain(request).await,
             (&Method::POST, "/internal/route") => self.route(request).await,
@@ -57,7 +63,7 @@ impl Answers {
                 Ok(body) => self.ray.lifecycle(&body),
                 Err(error) => error,
             },
-            (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status") => {
+            (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status" | "/record") => {
                 error(StatusCode::METHOD_NOT_ALLOWED, "this path is for GET")
             }
             (_, "/internal/route" | "/lifecycle" | "/explain" | "/pool" | "/replica") => {
@@ -65,9 +71,28 @@ impl Answers {
             }
             _ => error(
                 StatusCode::NOT_FOUND,
-                "paths: / (a page), /metrics, /healthz, /readyz, /status, POST /explain?pool=…&path=…, POST /pool, POST /replica",
+                "paths: / (a page), /metrics, /healthz, /readyz, /status, /record?pool=…, POST /explain?pool=…&path=…, POST /pool, POST /replica",
             ),
         }
+    }
+
+    /// `GET /record?pool=be_llm[&seconds=3600]`: the decisions of lately, a line of JSON each.
+    fn record(&self, query: &str) -> Response<Full<Bytes>> {
+        let Some(recorder) = self.router.recorder() else {
+            let why = "nothing is recorded: set record.max_bytes to what it may take, such as \"64MiB\"";
+            return error(StatusCode::NOT_FOUND, why);
+        };
+        let Some(pool) = parameter(query, "pool").or_else(|| self.router.only_pool()) else {
+            return error(StatusCode::BAD_REQUEST, "say which pool: /record?pool=BACKEND");
+        };
+        let seconds = parameter(query, "seconds").map(|seconds| seconds.parse::<u64>());
+        let since = match seconds.transpose() {
+            Ok(seconds) => seconds.map(Duration::from_secs),
+            Err(_) => return error(StatusCode::BAD_REQUEST, "seconds: a whole number"),
+        };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_ms = since.map_or(0, |since| now.saturating_sub(since).as_millis() as u64);
+        reply(StatusCode::OK, "application/x-ndjson", recorder.lines(&pool, since_ms))
     }
 
     /// `POST /pool` and `POST /replica`: see [`operate`].

@@ -39,6 +39,14 @@ pub enum AgentError {
         /// Why.
         source: io::Error,
     },
+    /// The file of decisions.
+    #[error("record.file: cannot write {}", path.display())]
+    Record {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The KV events of a rank can't be subscribed to.
     #[error("pool {pool}, server {server}: events")]
     Events {

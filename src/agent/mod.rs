@@ -26,6 +26,7 @@ use crate::{
     metrics::{self, LogMetrics, SpopMetrics},
     pool::{EventSink, FeedKey, PoolId, Pools, Watch},
     pulse::{self, Pulse},
+    record::Recording,
     route::{RouteHandler, Router},
     spop::{ListenAddr, Server},
 };
@@ -59,6 +60,7 @@ pub struct Agent {
     late: DropGuard,
     recorder: PrometheusHandle,
     session_header: String,
+    recording: Option<Recording>,
 }
 
 /// The configuration file that an agent follows while it serves.
@@ -103,7 +105,13 @@ impl Agent {
             stop: late.clone(),
         };
         let late = late.drop_guard();
-        let router = Arc::new(Router::new(Arc::clone(&pools), fleet::route_limits(config)));
+        let recording = Recording::start(&config.record).map_err(|source| AgentError::Record {
+            path: config.record.file.clone().unwrap_or_default(),
+            source,
+        })?;
+        let recorder_of_decisions = recording.as_ref().map(|recording| recording.recorder().clone());
+        let router = Router::new(Arc::clone(&pools), fleet::route_limits(config));
+        let router = Arc::new(router.recorded_by(recorder_of_decisions));
         let fleet =
             Fleet::start(plan, maker, Arc::clone(&pools), common, Arc::clone(&router), spop.limits())?;
         Ok(Self {
@@ -119,6 +127,7 @@ impl Agent {
             late,
             recorder,
             session_header: config.haproxy.session_header.clone(),
+            recording,
         })
     }
 
@@ -151,7 +160,8 @@ impl Agent {
         stop: CancellationToken,
     ) -> io::Result<()> {
         let tasks = self.tasks;
-        let settle = Settle::new(Arc::clone(&self.pools), self.fleet.changed());
+        let recorder = self.router.recorder().cloned();
+        let settle = Settle::new(Arc::clone(&self.pools), self.fleet.changed(), recorder);
         // The log must be read until the last answer is out: its bookings end there.
         let late = self.late.disarm();
         let until_late = |task| tasks.spawn(late.clone().run_until_cancelled_owned(task));
@@ -182,6 +192,9 @@ impl Agent {
         // The tasks had the others.
         if let Some(subscriber) = Arc::into_inner(self.subscriber) {
             subscriber.stop();
+        }
+        if let Some(recording) = self.recording {
+            recording.stop();
         }
         served
     }

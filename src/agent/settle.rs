@@ -7,6 +7,7 @@ use crate::{
     },
     metrics::SettleMetrics,
     pool::Pools,
+    record::{Over, Recorder},
 };
 use parking_lot::Mutex;
 use std::{
@@ -23,15 +24,22 @@ pub(super) struct Settle {
     complained: Mutex<Option<Instant>>,
     /// Wakes who asks HAProxy for the states of its servers.
     changed: Arc<Notify>,
+    recorder: Option<Recorder>,
 }
 
 /// One line of log in this time is enough to say that HAProxy is not set up well.
 const COMPLAINT_PERIOD: Duration = Duration::from_secs(600);
 
 impl Settle {
-    pub(super) fn new(pools: Arc<Pools>, changed: Arc<Notify>) -> Self {
+    pub(super) fn new(pools: Arc<Pools>, changed: Arc<Notify>, recorder: Option<Recorder>) -> Self {
         let skips: Vec<_> = Skip::ALL.iter().map(|skip| skip.as_str()).collect();
-        Self { pools, metrics: SettleMetrics::register(&skips), complained: Mutex::default(), changed }
+        Self {
+            pools,
+            metrics: SettleMetrics::register(&skips),
+            complained: Mutex::default(),
+            changed,
+            recorder,
+        }
     }
 
     pub(super) fn line(&self, line: LogLine) {
@@ -83,6 +91,15 @@ impl Settle {
         let served = elsewhere.and_then(|server| pool.rank_of_server(server));
         if end.skip.is_some() {
             return;
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.over(Over {
+                request: end.request,
+                served: end.served.clone(),
+                response: end.response,
+                total: end.total,
+                is_normal: end.termination.is_normal(),
+            });
         }
         let counter = match pool.end(end.request, served, Instant::now()) {
             true => &self.metrics.settled,

@@ -3,6 +3,7 @@
 mod check;
 mod explain;
 mod operate;
+mod report;
 
 use crate::{
     agent,
@@ -61,6 +62,8 @@ enum Command {
     Pool(operate::PoolArgs),
     /// List a running agent's replicas, or tell it what to do about one: resync, ignore, use
     Replica(operate::ReplicaArgs),
+    /// Compare what HAProxy did of late with what kvspoa and plain hashing would have done: is it worth switching on?
+    ShadowReport(report::ReportArgs),
     /// Run a simulated replica: OpenAI API, prefix cache and KV events, without a GPU
     Simulate(sim::ReplicaArgs),
     /// Show it all on this machine: HAProxy, three simulated replicas, one chat load with and without kvspoa
@@ -198,6 +201,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Pool(args) => block_on(operate::pool(args))?,
         Command::Replica(args) => block_on(operate::replica(args))?,
+        Command::ShadowReport(args) => block_on(report::run(args))?,
         Command::Simulate(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
         Command::Demo(args) => block_on(demo::run(args))?,
         Command::Replay(args) => Ok(replay::run(&args)?),

@@ -11,7 +11,7 @@ use std::fmt::Write;
 
 /// Where the agent is, and how its answer is shown.
 #[derive(Args, Debug)]
-struct Asking {
+pub(super) struct Asking {
     /// The agent's admin address
     #[arg(long, env = "KVSPOA_ADMIN_LISTEN", default_value = DEFAULT_ADMIN, value_name = "ADDR")]
     admin: HostPort,
@@ -118,7 +118,7 @@ pub(super) async fn replica(args: ReplicaArgs) -> anyhow::Result<()> {
 }
 
 impl Asking {
-    async fn status(&self) -> anyhow::Result<Value> {
+    pub(super) async fn status(&self) -> anyhow::Result<Value> {
         self.read(client::get(self.admin.as_str(), "/status").await)
     }
 
@@ -137,7 +137,18 @@ impl Asking {
         }
     }
 
-    fn show(&self, json: &Value, table: impl FnOnce() -> String) -> anyhow::Result<()> {
+    /// A text that the agent gives.
+    pub(super) async fn text(&self, target: &str) -> anyhow::Result<String> {
+        let answer = client::get(self.admin.as_str(), target)
+            .await
+            .with_context(|| format!("the agent's admin port {} does not answer", self.admin))?;
+        match answer.status {
+            200 => Ok(String::from_utf8_lossy(&answer.body).into_owned()),
+            _ => self.read(Ok(answer)).map(|_| String::new()),
+        }
+    }
+
+    pub(super) fn show(&self, json: &Value, table: impl FnOnce() -> String) -> anyhow::Result<()> {
         if self.json {
             println!("{json:#}");
         } else {
@@ -147,7 +158,7 @@ impl Asking {
     }
 }
 
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
+pub(super) fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 

@@ -56,8 +56,21 @@ pub struct Config {
     pub index_max_bytes: usize,
     /// How a replica is chosen.
     pub select: Select,
+    /// What is kept of decisions.
+    pub record: Record,
     /// The pools, in the file's order; at least one.
     pub pools: Vec<Pool>,
+}
+
+/// What is kept of decisions, for `shadow-report` and `replay`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// In memory, bytes; 0: nothing.
+    pub max_bytes: usize,
+    /// The file that they are written to; absent: none.
+    pub file: Option<PathBuf>,
+    /// The size at which the file is turned over, bytes.
+    pub file_max_bytes: u64,
 }
 
 /// The SPOP listener and its limits.
@@ -311,6 +324,11 @@ fn build(raw: RawConfig, text: &str, path: &Path) -> Result<Config, ConfigError>
             inline_bytes: raw.prompt.inline_bytes.0,
         },
         index_max_bytes: raw.index.max_bytes.0,
+        record: Record {
+            max_bytes: raw.record.max_bytes.0,
+            file: raw.record.file.map(|file| path.parent().unwrap_or(Path::new(".")).join(file)),
+            file_max_bytes: raw.record.file_max_bytes.0 as u64,
+        },
         select: Select {
             policy: raw.select.policy,
             lease: raw.select.lease.0,

@@ -33,6 +33,7 @@ pub(super) struct RawConfig {
     pub(super) prompt: RawPrompt,
     pub(super) index: RawIndex,
     pub(super) select: RawSelect,
+    pub(super) record: RawRecord,
     pub(super) pool: Vec<RawPool>,
 }
 
@@ -174,6 +175,25 @@ impl Default for RawIndex {
     fn default() -> Self {
         // About 30 million blocks: 64 replicas of 8 million tokens each.
         Self { max_bytes: ByteSize(1024 * MIB) }
+    }
+}
+
+#[derive(Deserialize, Serialize, Debug)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawRecord {
+    pub(super) max_bytes: ByteSize<0, { usize::MAX }>,
+    pub(super) file: Option<PathBuf>,
+    pub(super) file_max_bytes: ByteSize<MIB, { usize::MAX }>,
+}
+
+impl Default for RawRecord {
+    fn default() -> Self {
+        Self {
+            // A hundred thousand decisions, and the numbers of a million blocks.
+            max_bytes: ByteSize(64 * MIB),
+            file: None,
+            file_max_bytes: ByteSize(64 * MIB),
+        }
     }
 }
 

@@ -73,6 +73,11 @@ const FIXED: &[(&str, Keep)] = &[
         keep(&mut new.haproxy.session_header, &running.haproxy.session_header)
     }),
     ("prompt.threads", |new, running| keep(&mut new.prompt.threads, &running.prompt.threads)),
+    ("record.max_bytes", |new, running| keep(&mut new.record.max_bytes, &running.record.max_bytes)),
+    ("record.file", |new, running| keep(&mut new.record.file, &running.record.file)),
+    ("record.file_max_bytes", |new, running| {
+        keep(&mut new.record.file_max_bytes, &running.record.file_max_bytes)
+    }),
     ("select.seed", |new, running| keep(&mut new.select.seed, &running.select.seed)),
 ];
 
@@ -116,6 +121,9 @@ mod tests {
             ("haproxy.session_header = \"x-chat\"", Some("haproxy.session_header")),
             ("prompt.threads = 1000", Some("prompt.threads")),
             ("select.seed = 7", Some("select.seed")),
+            ("record.max_bytes = 0", Some("record.max_bytes")),
+            ("record.file = \"decisions.jsonl\"", Some("record.file")),
+            ("record.file_max_bytes = \"1MiB\"", Some("record.file_max_bytes")),
             ("spop.deadline = \"100ms\"", None),
             ("prompt.queue = 3", None),
             ("index.max_bytes = \"2MiB\"", None),

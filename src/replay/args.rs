@@ -12,11 +12,18 @@ use std::{path::PathBuf, time::Duration};
 /// The longest delay that can be asked for: an hour.
 const LONGEST_MS: u64 = 3_600_000;
 
+/// Blocks as large as the pieces of the public traces.
+const BLOCK_TOKENS: u32 = 512;
+
+/// What the caches of a 14B model hold on one large GPU, and four times that beside it.
+const GPU_BLOCKS: u32 = 1_000;
+const CPU_BLOCKS: u32 = 4_000;
+
 /// Play a workload through modelled replicas, and compare what policies make of it.
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
-    /// A trace in Mooncake's format (JSON lines: timestamp, input_length, output_length, hash_ids), or a generated
-    /// workload: fanout, hot, groups, head
+    /// A trace in Mooncake's format (JSON lines: timestamp, input_length, output_length, hash_ids), a record of
+    /// kvspoa's own decisions (`record.file`), or a generated workload: fanout, hot, groups, head
     #[arg(value_name = "TRACE")]
     pub(super) workload: String,
     /// Policies to compare
@@ -54,15 +61,15 @@ pub struct ReplayArgs {
     /// Modelled replicas
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) replicas: u16,
-    /// Tokens in a KV block
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(super) block_tokens: u32,
-    /// Blocks in each replica's GPU memory
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
-    pub(super) gpu_blocks: u32,
-    /// Blocks in each replica's CPU tier; 0: none
-    #[arg(long, default_value_t = 4000)]
-    pub(super) cpu_blocks: u32,
+    /// Tokens in a KV block [default: 512; of a record, its own]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(super) block_tokens: Option<u32>,
+    /// Blocks in each replica's GPU memory [default: 1000; of a record, as many as hold 512,000 tokens]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..))]
+    pub(super) gpu_blocks: Option<u32>,
+    /// Blocks in each replica's CPU tier; 0: none [default: 4000; of a record, as many as hold 2,048,000 tokens]
+    #[arg(long)]
+    pub(super) cpu_blocks: Option<u32>,
     /// The first replica computes at so many times the others' speed
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = positive)]
     pub(super) first_replica_speed: f64,
@@ -108,14 +115,22 @@ pub struct ReplayArgs {
 }
 
 impl ReplayArgs {
-    /// The fleet that the flags describe.
-    pub(super) fn fleet(&self) -> Fleet {
+    /// The fleet that the flags describe, for a workload that was recorded before blocks of this size, if it was.
+    pub(super) fn fleet(&self, recorded_block_tokens: Option<u32>) -> Fleet {
+        let block_tokens = self.block_tokens.or(recorded_block_tokens).unwrap_or(BLOCK_TOKENS);
+        // A record has blocks as small as engines have them.
+        let usual = |blocks: u32| match recorded_block_tokens {
+            Some(_) => (blocks * BLOCK_TOKENS / block_tokens).max(2),
+            None => blocks,
+        };
+        let gpu_blocks = self.gpu_blocks.unwrap_or_else(|| usual(GPU_BLOCKS));
+        let cpu_blocks = self.cpu_blocks.unwrap_or_else(|| usual(CPU_BLOCKS));
         let engine = |at: u16| EngineConfig {
-            block_tokens: self.block_tokens,
+            block_tokens,
             // The engine sets one aside.
-            blocks: self.gpu_blocks.saturating_add(1),
-            offload: (self.cpu_blocks > 0).then_some(OffloadConfig {
-                blocks: self.cpu_blocks,
+            blocks: gpu_blocks.saturating_add(1),
+            offload: (cpu_blocks > 0).then_some(OffloadConfig {
+                blocks: cpu_blocks,
                 chunk_blocks: 1,
                 describes: false,
             }),

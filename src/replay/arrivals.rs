@@ -98,7 +98,7 @@ mod tests {
             answer_tokens: 1,
             pieces: vec![1],
         };
-        Workload { piece_tokens: 1, requests: seconds.iter().map(request).collect() }
+        Workload::with_answers(1, seconds.iter().map(request).collect())
     }
 
     fn millis(arrivals: &[Duration]) -> Vec<u128> {

@@ -6,12 +6,13 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `workload`, `trace`, `generate`, `arrivals` | what is played, and when |
+//! | `workload`, `trace`, `recorded`, `generate`, `arrivals` | what is played, and when |
 //! | `agent` | who is asked, and what it sees |
 //! | `policy`, `rival`, `history` | what is compared |
 //! | `play` | one run |
 //! | `runs` | all of them, on all cores |
 //! | `outcome`, `table`, `chart` | figures, and how they are shown |
+//! | `report` | what HAProxy did, beside what others would have done |
 //! | `args` | the flags |
 
 mod agent;
@@ -24,6 +25,8 @@ mod history;
 mod outcome;
 mod play;
 mod policy;
+mod recorded;
+mod report;
 mod rival;
 mod runs;
 mod table;
@@ -32,6 +35,7 @@ mod workload;
 
 pub use args::ReplayArgs;
 pub use error::ReplayError;
+pub use report::{Report, ReportFleet, Verdict, report};
 pub use trace::TraceError;
 
 use clap::ValueEnum;
@@ -71,6 +75,9 @@ fn workload(args: &ReplayArgs) -> Result<Workload, ReplayError> {
     let generated = Shape::from_str(&args.workload, false);
     let workload = match generated {
         Ok(shape) => generate(shape, args.requests.max(1), args.seed),
+        Err(_) if recorded::is_record(Path::new(&args.workload)) => {
+            recorded::read(Path::new(&args.workload))?.workload
+        }
         Err(_) => trace::read_mooncake(Path::new(&args.workload), TRACE_PIECE_TOKENS)?,
     };
     let workload = match &args.arrivals {

@@ -23,7 +23,7 @@ use std::{
 };
 
 /// The replicas and what lies between them and the agents.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Fleet {
     /// One engine for each replica.
     pub(super) engines: Vec<EngineConfig>,

@@ -62,6 +62,8 @@ pub(super) struct Rival {
     policy: RivalPolicy,
     ranks: Vec<Rank>,
     bookings: HashMap<RequestId, Booking>,
+    /// Where each request goes, by its number, whatever the policy.
+    places: Option<Arc<[RankId]>>,
     rng: fastrand::Rng,
 }
 
@@ -106,12 +108,21 @@ impl Rival {
             policy,
             ranks: (0..replicas).map(|_| rank()).collect(),
             bookings: HashMap::new(),
+            places: None,
             rng: fastrand::Rng::with_seed(seed),
         }
     }
 
+    /// One that sends each request where it is told, by the request's number.
+    pub(super) fn placed(places: Arc<[RankId]>, replicas: u16) -> Self {
+        Self { places: Some(places), ..Self::new(RivalPolicy::Random, replicas, 0, 0) }
+    }
+
     /// Chooses and books; the lowest cost wins, ties by chance.
     pub(super) fn choose(&mut self, ask: &Ask, candidates: &[Candidate]) -> Option<RankId> {
+        if let Some(places) = &self.places {
+            return places.get(usize::try_from(ask.id.0).ok()?).copied();
+        }
         let costs = self.costs(ask, candidates);
         let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let best: Vec<usize> = (0..costs.len()).filter(|at| costs[*at] <= least).collect();

@@ -38,7 +38,7 @@ pub(super) fn run_all(
     workload: &Workload,
     variants: &[Variant],
 ) -> Result<Vec<Row>, JobError> {
-    let fleet = args.fleet();
+    let fleet = args.fleet(workload.recorded_block_tokens);
     let seeds = args.seeds as usize;
     let count = variants.len() * seeds;
     let (next, done, stop) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));

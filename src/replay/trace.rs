@@ -50,7 +50,7 @@ struct MooncakeLine {
 const LONGEST: Duration = Duration::from_secs(100 * 86_400);
 
 /// Longer than any prompt that a model takes; what is beyond is a mistake, not a reason to allocate.
-const MAX_TOKENS: u32 = 16 << 20;
+pub(super) const MAX_TOKENS: u32 = 16 << 20;
 
 /// Reads a Mooncake trace, whose hash ids stand for `piece_tokens` tokens each (512 in the published ones).
 ///

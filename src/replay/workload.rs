@@ -23,6 +23,8 @@ pub(super) struct Request {
 pub(super) struct Workload {
     /// Tokens in one piece.
     pub piece_tokens: u32,
+    /// Tokens in a block of the engines that it was recorded before; `None`: it was not.
+    pub recorded_block_tokens: Option<u32>,
     /// The requests.
     pub requests: Vec<Request>,
 }
@@ -65,7 +67,7 @@ impl Workload {
             let own = |piece: usize| ANSWERS | (at as u64) << 20 | piece as u64;
             requests[at].pieces.extend((known..pieces).map(own));
         }
-        Self { piece_tokens, requests }
+        Self { piece_tokens, recorded_block_tokens: None, requests }
     }
 
     /// The tokens of a request: its prompt and its answer, one behind the other.

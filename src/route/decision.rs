@@ -7,7 +7,7 @@ use crate::{
     pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
     prompt::Prompt,
     replica::TokenKey,
-    select::Choice,
+    select::{Ask, Choice},
     spop::{Actions, Scope},
     units::{RankId, TokenId},
 };
@@ -91,6 +91,8 @@ pub struct Decision {
     pub state: State,
     /// Whether HAProxy is told of it.
     pub handling: Handling,
+    /// What was asked, where it came to a choice.
+    pub ask: Option<Ask>,
     /// The pool, where it is one of ours.
     pub pool: Option<Arc<Pool>>,
     /// The prompt, where it is known.
@@ -134,6 +136,7 @@ impl Decision {
             reason,
             state: State::LoadOnly,
             handling: Handling::On,
+            ask: None,
             pool,
             prompt: None,
             is_repeat: false,
@@ -187,6 +190,7 @@ impl Decision {
                 chosen.is_some_and(|chosen| chosen.history_tokens > 0),
             ),
             handling: Handling::On,
+            ask: None,
             pool: Some(Arc::clone(pool)),
             prompt: prompt.ok().map(|(prompt, _)| prompt),
             is_repeat: false,

@@ -6,6 +6,7 @@ mod gauges;
 mod preparing;
 mod readiness;
 mod reason;
+mod recording;
 mod status;
 mod workers;
 
@@ -20,6 +21,7 @@ use crate::{
     config::{Handling, Mode},
     metrics::RouteMetrics,
     pool::{Pool, PoolTable, Pools},
+    record::Recorder,
     request::{Endpoint, RoutingRequest},
     select::Ask,
     spop::{Actions, Handler, Unanswered},
@@ -31,7 +33,7 @@ use parking_lot::Mutex;
 use preparing::{Preparing, Prompt, Prompts};
 use std::{
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Without tokens a prompt's length is guessed from its body: bytes of JSON per token of English or code.
@@ -43,6 +45,7 @@ pub struct Router {
     pools: Arc<Pools>,
     limits: ArcSwap<RouteLimits>,
     metrics: RouteMetrics,
+    recorder: Option<Recorder>,
     /// Held by who brings the pools' metrics up to date.
     refreshing: Mutex<()>,
     config_state: ArcSwap<ConfigState>,
@@ -101,9 +104,22 @@ impl Router {
             pools,
             limits: ArcSwap::from_pointee(limits),
             metrics: RouteMetrics::register(&reasons),
+            recorder: None,
             refreshing: Mutex::default(),
             config_state: ArcSwap::default(),
         }
+    }
+
+    /// The same, whose decisions are kept.
+    #[must_use]
+    pub fn recorded_by(self, recorder: Option<Recorder>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// Who keeps the decisions.
+    #[must_use]
+    pub const fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
     }
 
     /// The pools as they are now.
@@ -151,12 +167,16 @@ impl Router {
     }
 
     async fn decide_for(&self, purpose: Purpose, request: RoutingRequest, received: Instant) -> Decision {
+        let asked_at = SystemTime::now();
         let mut decision = self.run(request, received, purpose).await;
         if decision.handling == Handling::On {
             self.send_tokens(&mut decision);
         }
         decision.stages.total = received.elapsed();
         self.observe(&decision);
+        if let Some(recorder) = &self.recorder {
+            recording::note(recorder, &decision, asked_at);
+        }
         decision.log();
         decision
     }
@@ -377,6 +397,7 @@ fn choose(
         found.streams,
     );
     decision.handling = handling;
+    decision.ask = Some(ask);
     decision.servers = found.servers;
     decision.ranks = found.ranks;
     if let Ok(prompt) = prompt {

@@ -177,6 +177,32 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "record.max_bytes",
+        form: Form::Bytes,
+        what: "memory for what was decided of late, and what HAProxy did: `kvspoa shadow-report` reads it. No text, no tokens, no \
+               hashes. 0 keeps nothing",
+        breaks: Sides("the report looks at few requests, and forgets what prompts have in common", "memory"),
+        takes_restart: true,
+        ..PLAIN
+    },
+    Knob {
+        key: "record.file",
+        form: Form::Text("FILE"),
+        what: "a file that the same is written to, a line of JSON a request: `kvspoa replay FILE` plays it, `shadow-report --file` \
+               reads it. Relative to the configuration",
+        breaks: Wrong("it cannot be written: the agent does not start"),
+        takes_restart: true,
+        ..PLAIN
+    },
+    Knob {
+        key: "record.file_max_bytes",
+        form: Form::Bytes,
+        what: "the size at which the file becomes `FILE.1`, in place of the one before",
+        breaks: Sides("the file reaches back a short time", "disk: twice as much at most"),
+        takes_restart: true,
+        ..PLAIN
+    },
+    Knob {
         key: "select.policy",
         form: Form::Text("POLICY"),
         flag: Some("policy"),

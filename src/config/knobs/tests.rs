@@ -34,6 +34,7 @@ fn sample(knob: &Knob) -> (&'static str, &'static str) {
         Form::Text("ADDR") => ("127.0.0.1:7", "127.0.0.1:7"),
         Form::Text("HEADER") => ("x-other", "x-other"),
         Form::Text("POLICY") => ("dynamo", "dynamo"),
+        Form::Text("FILE") => ("/a.jsonl", "/a.jsonl"),
         Form::Count(_) => ("7", "7"),
         Form::Bytes => ("1MiB", "1MiB"),
         Form::Time => ("3s", "3s"),

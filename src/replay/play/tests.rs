@@ -45,7 +45,7 @@ fn hits(records: &[Record]) -> usize {
 fn a_request_alone_takes_what_the_model_says() {
     let request =
         Request { at: Duration::from_secs(1), prompt_tokens: 1000, answer_tokens: 3, pieces: vec![1; 16] };
-    let workload = Workload { piece_tokens: 64, requests: vec![request] };
+    let workload = Workload { piece_tokens: 64, recorded_block_tokens: None, requests: vec![request] };
     let records = play_by(PolicyName::Cost, &fleet(2), &workload, 1);
     // A step of 10 ms, 1,000 tokens at 16,000 a second, and 1.6 ns for each of the half million pairs of tokens.
     assert!((records[0].ttft_seconds() - (0.010 + 0.0625 + 0.0008)).abs() < 1e-6, "{records:?}");
@@ -94,7 +94,7 @@ fn a_restart_empties_a_cache() {
 fn a_prompt_larger_than_a_replica_is_an_error() {
     let request =
         Request { at: Duration::ZERO, prompt_tokens: 70_000, answer_tokens: 1, pieces: vec![1; 1094] };
-    let workload = Workload { piece_tokens: 64, requests: vec![request] };
+    let workload = Workload { piece_tokens: 64, recorded_block_tokens: None, requests: vec![request] };
     let router = |seed| PolicyName::Cost.router(&Weights::default(), 1, 3000, seed);
     let error =
         play(&fleet(1), &workload, &[Duration::ZERO], router, 1, &AtomicU64::new(0)).expect_err("too long");
