@@ -12,6 +12,7 @@ pub fn memory_bounds(config: &Config) -> Vec<(&'static str, u64)> {
     let of_prompts = |pool: &config::Pool| pool.cache_bytes.saturating_mul(1 + pool.revisions.len()) as u64;
     vec![
         ("index.max_bytes of each pool", of_all_pools(config.index_max_bytes)),
+        ("record.max_bytes", config.record.max_bytes as u64),
         ("spop.max_bytes_in_flight", config.spop.max_bytes_in_flight as u64),
         (
             "prompt.cache_bytes of each model",
