@@ -64,8 +64,13 @@ impl DynamoConfig {
             let isl = f64::from(prompt_tokens);
             let block = f64::from(candidate.block_tokens.max(1));
             let blocks = |count: u32| if candidate.trusted { f64::from(count) } else { 0.0 };
-            let (device, host, disk) =
-                (blocks(candidate.gpu_blocks), blocks(candidate.cpu_blocks), blocks(candidate.disk_blocks));
+            // Where events tell too little, what was sent there stands in, as with Dynamo's `use_kv_events=false`.
+            let sent = match candidate.history_blocks {
+                0 => 0.0,
+                _ => f64::from(terms.booked_tokens + terms.history_tokens) / block,
+            };
+            let device = blocks(candidate.gpu_blocks) + sent;
+            let (host, disk) = (blocks(candidate.cpu_blocks), blocks(candidate.disk_blocks));
             let lower = self.host_cache_hit_weight * host + self.disk_cache_hit_weight * disk;
             let prefill = terms.load.unfinished_tokens as f64;
 
@@ -179,6 +184,20 @@ mod tests {
     fn a_booking_adds_the_effective_prefill_tokens() {
         // 160 - round(16 * (4 + 0.75 * 2 + 0.25 * 2)).
         assert_eq!(choice(DynamoConfig::default()).terms[0].uncached_tokens, 64);
+    }
+
+    #[test]
+    fn where_events_tell_nothing_what_was_sent_there_counts_as_cached() {
+        let mut pool = Pool::new(2, Policy::Dynamo(DynamoConfig::default()));
+        for candidate in &mut pool.candidates {
+            (candidate.trusted, candidate.history_blocks) = (false, 1000);
+        }
+        let first = pool.ask(&prompt(&[(1, 1600)]), None);
+        let home = pool.book(&first).rank;
+        pool.scheduler.end(first.id, None, pool.now);
+        let next = pool.ask(&prompt(&[(1, 1600), (2, 160)]), None);
+        let choice = pool.book(&next);
+        assert_eq!((choice.rank, choice.chosen().expect("a rank").uncached_tokens), (home, 160));
     }
 
     #[test]
