@@ -59,6 +59,8 @@ impl Weights {
             "context_weight" => &mut cost.context_weight,
             "eviction_weight" => &mut cost.eviction_weight,
             "spread_weight" => &mut cost.spread_weight,
+            "decode_tokens_max" => &mut cost.decode_tokens_max,
+            "crowd_requests" => &mut cost.crowd_requests,
             "spread_tokens_max" => &mut cost.spread_tokens_max,
             "band_blocks" => &mut cost.band_blocks,
             "cpu_credit" => &mut scheduler.cpu_credit,
@@ -70,7 +72,7 @@ impl Weights {
     }
 
     pub(super) const NAMES: &str = "own_weight, queue_gain, own_weight_max, decode_weight, context_weight, \
-        eviction_weight, spread_weight, spread_tokens_max, band_blocks, cpu_credit, prefill_tokens_per_second";
+        eviction_weight, spread_weight, spread_tokens_max, decode_tokens_max, crowd_requests, band_blocks, cpu_credit, prefill_tokens_per_second";
 }
 
 impl PolicyName {
