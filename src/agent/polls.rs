@@ -102,7 +102,7 @@ impl ServerPolls {
 
     async fn poll(&self, members: &Arc<Members>, process: &mut Option<Process>) -> Result<(), PollError> {
         let pool = members.pool();
-        let booked = pool.booked();
+        let booked = pool.booked_here();
         let answer = self.socket.ask(&commands(&pool.backend)).await?;
         let now = Instant::now();
         let current = parse_process(&answer)?;

@@ -3,7 +3,7 @@
 use super::{Pool, Rank, Ranks};
 use crate::{
     replica::{EngineReport, Server, ServerState},
-    select::{Candidate, EngineLoad, Excluded, Slots},
+    select::{Candidate, EngineLoad, Excluded, Load, Slots},
     units::{RankId, Revision},
 };
 use arc_swap::ArcSwap;
@@ -190,14 +190,24 @@ impl Pool {
         known.unwrap_or(USUAL_CACHE_BLOCKS)
     }
 
-    /// Bookings by rank, for the `booked` of [`Self::take_servers`] and [`Self::take_engines`].
+    /// Bookings by rank, those of other agents included: for the `booked` of [`Self::take_engines`].
     #[must_use]
     pub fn booked(&self) -> Vec<u32> {
+        self.count_booked(|load| load.requests)
+    }
+
+    /// Bookings by rank that were made here: for the `booked` of [`Self::take_servers`].
+    #[must_use]
+    pub fn booked_here(&self) -> Vec<u32> {
+        self.count_booked(|load| load.own_requests())
+    }
+
+    fn count_booked(&self, count: impl Fn(&Load) -> u32) -> Vec<u32> {
         let scheduler = self.scheduler.lock();
         let mut booked = vec![0; self.ranks.load().table_len()];
         for (rank, load) in scheduler.loads() {
             if let Some(booked) = booked.get_mut(rank.index()) {
-                *booked = load.requests;
+                *booked = count(&load);
             }
         }
         booked
@@ -207,7 +217,7 @@ impl Pool {
     pub fn take_servers(&self, servers: &[Server], booked: &[u32], now: Instant) {
         let excluded = exclusions(servers);
         // A request that came or went meanwhile must not look like another client's.
-        let booked_now = self.booked();
+        let booked_now = self.booked_here();
         let booked = |id: RankId| {
             let counts = [booked, &booked_now].into_iter().filter_map(|booked| booked.get(id.index()));
             counts.max().copied().unwrap_or_default()

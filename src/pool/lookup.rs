@@ -90,7 +90,12 @@ impl Pool {
                 candidate.disk_blocks = overlap.disk_blocks;
             }
         }
-        let prompt = Arc::new(PromptBlocks::of(prompt_tokens, sequences));
+        let prompt = PromptBlocks::of(prompt_tokens, sequences);
+        // All renderers make the prompt of one model and salt.
+        let prompt = match prompts.first() {
+            Some(rendered) => Arc::new(prompt.behind(rendered.root)),
+            None => Arc::new(prompt),
+        };
         Lookup { prompt, candidates, streams, servers, ranks }
     }
 

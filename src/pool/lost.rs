@@ -6,11 +6,12 @@
 use super::{Pool, live::engine_ranks};
 use crate::{
     replica::{EngineReport, Server, Sightings, Verdict},
-    select::Scheduler,
-    units::{RankId, RequestId},
+    select::{Ask, Booked, Scheduler},
+    units::RankId,
 };
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -83,17 +84,21 @@ impl Pool {
                 scheduler.set_counted(*rank, haproxy.is_some() && engine.is_some());
             }
             let Some(haproxy) = haproxy.filter(|_| !suspended) else { continue };
-            let booked = |rank: RankId, since| before(&scheduler, rank, since).count();
-            let on_server: usize = ranks.iter().map(|(rank, _)| booked(*rank, haproxy.since)).sum();
+            // HAProxy counts what it was told by us, at least; an engine counts all.
+            let own = |booking: &Booked| !booking.mirrored;
+            let booked = |rank: RankId| before(&scheduler, rank, haproxy.since).filter(own).count();
+            let on_server: usize = ranks.iter().map(|(rank, _)| booked(*rank)).sum();
             let mut gone_of_server = on_server.saturating_sub(haproxy.at_most as usize);
             for (rank, engine) in ranks {
                 let Some(engine) = engine else { continue };
-                let mut old: Vec<(Instant, RequestId)> =
+                let mut old: Vec<Booked> =
                     before(&scheduler, rank, haproxy.since.min(engine.since)).collect();
                 let gone = old.len().saturating_sub(engine.at_most as usize).min(gone_of_server);
-                old.sort_unstable_by_key(|(at, _)| *at);
-                for (_, id) in old.into_iter().take(gone) {
-                    scheduler.lose(id);
+                old.retain(own);
+                old.sort_unstable_by_key(|booking| booking.at);
+                let gone = gone.min(old.len());
+                for booking in old.into_iter().take(gone) {
+                    scheduler.lose(booking.id);
                 }
                 gone_of_server -= gone;
                 ended += gone;
@@ -114,7 +119,12 @@ impl Pool {
                 scheduler.strays(rank, |rank, sequence| caches.index.depth(rank, sequence))
             };
             for (id, target) in strays {
-                moved += usize::from(scheduler.move_to(id, &target, now));
+                let has_moved = scheduler.move_to(id, &target, now);
+                if let Some((rank, prompt)) = scheduler.booking(id).filter(|_| has_moved) {
+                    let ask = Ask { id, prompt: Arc::clone(prompt), session: None };
+                    self.tell_booked(&ask, rank, target.key());
+                }
+                moved += usize::from(has_moved);
             }
         }
         moved
@@ -131,12 +141,8 @@ impl Pool {
 }
 
 /// The bookings of a rank made before a moment.
-fn before(
-    scheduler: &Scheduler,
-    rank: RankId,
-    moment: Instant,
-) -> impl Iterator<Item = (Instant, RequestId)> {
-    scheduler.bookings(rank).filter(move |(_, at)| *at < moment).map(|(id, at)| (at, id))
+fn before(scheduler: &Scheduler, rank: RankId, moment: Instant) -> impl Iterator<Item = Booked> {
+    scheduler.bookings(rank).filter(move |booking| booking.at < moment)
 }
 
 #[cfg(test)]
@@ -146,10 +152,9 @@ mod tests {
         events::{KvEvent, Stored},
         pool::testing::{pool, server},
         replica::ServerState,
-        select::{Ask, Candidate, PromptBlocks},
-        units::{EngineHash, SequenceHash, Tier, TokenId},
+        select::{Candidate, PromptBlocks},
+        units::{EngineHash, RequestId, SequenceHash, Tier, TokenId},
     };
-    use std::sync::Arc;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -162,8 +167,12 @@ mod tests {
 
     fn booked(pool: &Pool) -> Vec<u128> {
         let scheduler = pool.scheduler.lock();
-        let mut ids: Vec<u128> =
-            pool.ranks().ids().flat_map(|rank| scheduler.bookings(rank)).map(|(id, _)| id.0).collect();
+        let mut ids: Vec<u128> = pool
+            .ranks()
+            .ids()
+            .flat_map(|rank| scheduler.bookings(rank))
+            .map(|booking| booking.id.0)
+            .collect();
         ids.sort_unstable();
         ids
     }

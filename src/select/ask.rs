@@ -37,6 +37,8 @@ pub struct Sequence {
 pub struct PromptBlocks {
     /// Its length for ranks that none of the sequences is for: an estimate.
     tokens: u32,
+    /// Where its chain starts.
+    root: Option<SequenceHash>,
     sequences: SmallVec<[Sequence; 1]>,
 }
 
@@ -56,7 +58,18 @@ impl PromptBlocks {
     /// A prompt by the sequences of the ranks of which it is known; for others it has about `tokens` tokens.
     #[must_use]
     pub fn of(tokens: u32, sequences: impl IntoIterator<Item = Sequence>) -> Self {
-        Self { tokens, sequences: sequences.into_iter().collect() }
+        Self { tokens, root: None, sequences: sequences.into_iter().collect() }
+    }
+
+    /// The same, with where its chain starts: there the answer of a prompt without a full block is looked for.
+    #[must_use]
+    pub fn behind(self, root: SequenceHash) -> Self {
+        Self { root: Some(root), ..self }
+    }
+
+    /// The last full block of the prompt for the ranks of a key; where its chain starts, if it has none.
+    pub(super) fn tip(&self, key: SequenceKey) -> Option<SequenceHash> {
+        self.sequence(key).last().copied().or(self.root)
     }
 
     fn find(&self, key: SequenceKey) -> Option<&Sequence> {

@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One request's reservation on one rank.
 #[derive(Clone, Debug)]
@@ -24,8 +24,12 @@ pub(super) struct Booking {
     pub(super) prefill: Prefill,
     /// The most leading blocks that any other rank held at booking: more than these elsewhere are news.
     pub(super) elsewhere_blocks: u32,
+    /// When the agent that made it was last heard to have it; `None` if it was made here.
+    pub(super) told_at: Option<Instant>,
     /// What is left of `uncached_tokens`.
     left_tokens: u32,
+    /// Whether nothing stood before its prefill.
+    is_first: bool,
     /// Its place among all bookings that the rank ever had.
     turn: u64,
     /// Where the answer has come to, if it is followed: the last stored block of prompt and answer.
@@ -63,17 +67,24 @@ impl Booking {
             booked_at: now,
             prefill,
             elsewhere_blocks: u32::MAX,
+            told_at: None,
             left_tokens: uncached_tokens,
+            is_first: false,
             turn: 0,
             tip: None,
             answer_blocks: 0,
         }
     }
 
-    /// The same, whose answer is to be followed block by block. A prompt without a full block has no place from which
-    /// an answer could be told from others.
+    /// The same, made by another agent.
+    pub(super) fn told(self, now: Instant) -> Self {
+        Self { told_at: Some(now), ..self }
+    }
+
+    /// The same, whose answer is to be followed block by block. Of a prompt without a full block, the first block of the
+    /// answer is taken to be the first one stored at the start of a chain that no booked prompt begins with.
     pub(super) fn followed(self) -> Self {
-        let tip = self.sequence().last().copied();
+        let tip = self.prompt.tip(self.key);
         Self { tip, ..self }
     }
 
@@ -96,6 +107,15 @@ impl Booking {
     }
 }
 
+/// What news of a rank's cache told of its prefills.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    /// How many prompt tokens are confirmed as computed: what only the clock says is not among them.
+    pub(super) confirmed: u64,
+    /// Of a prefill that is done and that nothing stood before: its tokens, and how long ago it was booked.
+    pub(super) first: Option<(u32, Duration)>,
+}
+
 /// All bookings of one rank. The sums are kept, so that a choice reads them at no cost.
 #[derive(Debug, Default)]
 pub(super) struct RankBook {
@@ -105,6 +125,8 @@ pub(super) struct RankBook {
     /// By the last stored block of their prompt and answer, the bookings whose answers are followed; the oldest first.
     tips: HashMap<SequenceHash, SmallVec<[RequestId; 1]>>,
     answer_blocks: usize,
+    /// Bookings of other agents.
+    mirrored: u32,
     /// Bookings so far.
     turns: u64,
     left_tokens: u64,
@@ -117,6 +139,7 @@ impl RankBook {
         let count = |bookings: &HashMap<_, _>| u32::try_from(bookings.len()).unwrap_or(u32::MAX);
         Load {
             requests: count(&self.prefill).saturating_add(count(&self.decode)),
+            mirrored: self.mirrored,
             decoding: count(&self.decode),
             prefill_tokens: self.left_tokens,
             unfinished_tokens: self.unfinished_tokens,
@@ -145,8 +168,9 @@ impl RankBook {
     /// Adds a booking. The id must not be booked.
     pub(super) fn add(&mut self, id: RequestId, booking: Booking) {
         self.turns += 1;
-        let booking = Booking { turn: self.turns, ..booking };
+        let booking = Booking { turn: self.turns, is_first: self.prefill.is_empty(), ..booking };
         self.prefixes.add(booking.sequence());
+        self.mirrored += u32::from(booking.told_at.is_some());
         self.left_tokens += u64::from(booking.left_tokens);
         self.unfinished_tokens += u64::from(booking.uncached_tokens);
         self.context_tokens += booking.context_tokens();
@@ -167,6 +191,7 @@ impl RankBook {
             self.left_tokens = self.left_tokens.saturating_sub(booking.left_tokens.into());
             self.unfinished_tokens = self.unfinished_tokens.saturating_sub(booking.uncached_tokens.into());
         }
+        self.mirrored -= u32::from(booking.told_at.is_some());
         self.context_tokens = self.context_tokens.saturating_sub(booking.context_tokens());
         self.answer_blocks = self.answer_blocks.saturating_sub(booking.answer_blocks as usize);
         if let Some(tip) = booking.tip {
@@ -177,11 +202,14 @@ impl RankBook {
     }
 
     /// Advances every prefill by what is stored now (`stored_blocks` gives the leading blocks of a sequence in the
-    /// rank's GPU tier) and by the clock. Returns how many prompt tokens are confirmed as computed by that: what only
-    /// the clock says is not among them.
-    pub(super) fn progress(&mut self, stored_blocks: impl Fn(&[SequenceHash]) -> u32, now: Instant) -> u64 {
+    /// rank's GPU tier) and by the clock.
+    pub(super) fn progress(
+        &mut self,
+        stored_blocks: impl Fn(&[SequenceHash]) -> u32,
+        now: Instant,
+    ) -> Progress {
         let (mut left, mut unfinished, mut confirmed) = (self.left_tokens, self.unfinished_tokens, 0);
-        let mut last_told = 0;
+        let (mut last_told, mut first) = (0, None);
         let done = self.prefill.extract_if(|_, booking| {
             let before = booking.left_tokens;
             let Prefill { by_events, done_at } = booking.prefill;
@@ -189,6 +217,9 @@ impl RankBook {
             if told {
                 booking.left_tokens = 0;
                 last_told = last_told.max(booking.turn);
+                if booking.is_first {
+                    first = Some((booking.uncached_tokens, now.saturating_duration_since(booking.booked_at)));
+                }
             }
             confirmed += u64::from(before - booking.left_tokens);
             let done = told || done_at.is_some_and(|at| at <= now);
@@ -213,7 +244,7 @@ impl RankBook {
         });
         self.decode.extend(overtaken);
         (self.left_tokens, self.unfinished_tokens) = (left, unfinished);
-        confirmed
+        Progress { confirmed, first }
     }
 
     /// Ends one prefill.
@@ -283,7 +314,6 @@ impl RankBook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn ask(id: u128, tokens: u32, hashes: std::ops::Range<u64>) -> Ask {
         let sequence = hashes.map(SequenceHash).collect();

@@ -32,7 +32,8 @@ impl Default for Policy {
 /// Limits and constants that hold under every policy.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SchedulerConfig {
-    /// What a token in the CPU tier saves of a computed one, 0 to 1. 0.7 to 0.95 are alike in simulation.
+    /// What a token in the CPU tier saves of a computed one, 0 to 1; also one that was sent there before, where some
+    /// events were missed. 0.7 to 0.95 are alike in simulation.
     pub cpu_credit: f64,
     /// The same for the disk tier.
     pub disk_credit: f64,

@@ -3,8 +3,10 @@
 /// The load of one rank as booked.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Load {
-    /// Bookings.
+    /// Bookings, those of other agents included.
     pub requests: u32,
+    /// Bookings of other agents.
+    pub mirrored: u32,
     /// Bookings whose prefill is done.
     pub decoding: u32,
     /// Prompt tokens still to be prefilled: booked, and not yet seen stored.
@@ -16,6 +18,14 @@ pub struct Load {
     pub context_tokens: u64,
     /// Distinct blocks of all bookings' prompts, and stored blocks of answers that are followed.
     pub booked_blocks: usize,
+}
+
+impl Load {
+    /// Bookings that were made here.
+    #[must_use]
+    pub const fn own_requests(&self) -> u32 {
+        self.requests.saturating_sub(self.mirrored)
+    }
 }
 
 /// A slow mean over requests, for what can't be known of a single one.

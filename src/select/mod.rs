@@ -9,7 +9,7 @@
 //! | `overlap`, `booked`, `history` | prefixes that a cache is confirmed to hold, that are on their way there, and that were sent there |
 //! | `booking`, `load` | the reservations of one rank, and the load they add up to |
 //! | `unplaced` | requests of which it is not known yet where they are |
-//! | `rate` | how fast ranks prefill |
+//! | `rate`, `reckon` | how fast ranks prefill, and how far they are where their events come late |
 //! | `recent`, `generations` | small bounded memories that settle ties |
 //! | `evictions` | how long a cache keeps its blocks |
 //! | `cost`, `dynamo`, `simple` | what a candidate costs, by policy |
@@ -31,6 +31,7 @@ mod load;
 mod overlap;
 mod rate;
 mod recent;
+mod reckon;
 mod scheduler;
 mod simple;
 #[cfg(test)]
@@ -48,4 +49,4 @@ pub use cost::CostConfig;
 pub use dynamo::DynamoConfig;
 pub use load::Load;
 pub use overlap::Overlap;
-pub use scheduler::{Counts, Ended, Scheduler, Sought};
+pub use scheduler::{Booked, Counts, Ended, Scheduler, Sought};

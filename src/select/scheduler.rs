@@ -11,6 +11,7 @@ use super::history::History;
 use super::load::{Load, SlowMean};
 use super::rate::{PrefillRate, Stopwatch};
 use super::recent::Fading;
+use super::reckon::Reckoning;
 use super::unplaced::Unplaced;
 use crate::units::{RankId, RequestId};
 use hashbrown::HashMap;
@@ -62,6 +63,8 @@ pub(super) struct RankState {
     pub(super) evictions: Evictions,
     /// Since when its prefills have been without news.
     watch: Stopwatch,
+    /// How late the news are.
+    pub(super) reckoning: Reckoning,
     /// How far its turns have come, for round robin.
     pub(super) turns: f64,
     /// Whether it can be chosen now.
@@ -87,6 +90,8 @@ pub struct Counts {
     pub not_booked: u64,
     /// Choices that were not, because the request had ended before them.
     pub ended_early: u64,
+    /// Choices of other agents that were booked.
+    pub mirrored: u64,
     /// Bookings that ended because their id was booked again.
     pub replaced: u64,
     /// Bookings that moved to another rank.
@@ -99,6 +104,8 @@ pub struct Counts {
     pub lost: u64,
     /// Bookings whose lease ran out: nobody could tell whether their request lives.
     pub expired: u64,
+    /// Bookings of other agents that ended because those were not heard any more.
+    pub silent: u64,
 }
 
 /// A booking that ended.
@@ -108,6 +115,8 @@ pub struct Ended {
     pub rank: RankId,
     /// Whether its prefill was seen done.
     pub prefilled: bool,
+    /// Whether another agent had made the choice.
+    pub mirrored: bool,
     /// Prompt tokens that the rank had to compute, as known at booking.
     pub uncached_tokens: u32,
     /// How long it was booked.
@@ -115,6 +124,16 @@ pub struct Ended {
 }
 
 pub use place::Sought;
+/// A booking that lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Booked {
+    /// Its request.
+    pub id: RequestId,
+    /// When it was made.
+    pub at: Instant,
+    /// Whether another agent made it.
+    pub mirrored: bool,
+}
 
 impl Scheduler {
     /// A scheduler without ranks. All its chance comes from `seed`.
@@ -167,6 +186,7 @@ impl Scheduler {
             history: History::default(),
             evictions: Evictions::none(now),
             watch: Stopwatch::default(),
+            reckoning: Reckoning::default(),
             turns: 0.0,
             open: false,
             counted: false,
@@ -303,19 +323,10 @@ impl Scheduler {
         asked_at: Instant,
         now: Instant,
     ) -> bool {
-        if let Some(session) = ask.session {
-            self.sessions.set(session, candidate.rank);
-        }
+        self.take_in(ask, candidate, terms, now);
         self.means.uncached_tokens.update(terms.uncached_tokens.into());
         self.means.context_tokens.update(ask.prompt.tokens(candidate.key()).into());
-        self.remember(ask, candidate);
-        if let Some(state) = self.ranks.get_mut(&candidate.rank) {
-            state.turns += terms.scarcity;
-            state.recent.add(recent_tokens(terms.uncached_tokens), now, self.config.recent_half_life);
-        }
-        if self.owners.len() >= self.config.max_bookings
-            || self.booked_hashes + ask.prompt.hashes() > self.config.max_booked_hashes
-        {
+        if !self.has_room(ask) {
             self.counts.not_booked += 1;
             return false;
         }
@@ -324,8 +335,41 @@ impl Scheduler {
         true
     }
 
+    /// What a choice leaves in the memories, booked or not.
+    fn take_in(&mut self, ask: &Ask, candidate: &Candidate, terms: &Terms, now: Instant) {
+        if let Some(session) = ask.session {
+            self.sessions.set(session, candidate.rank);
+        }
+        self.remember(ask, candidate);
+        if let Some(state) = self.ranks.get_mut(&candidate.rank) {
+            state.turns += terms.scarcity;
+            state.recent.add(recent_tokens(terms.uncached_tokens), now, self.config.recent_half_life);
+        }
+    }
+
+    fn has_room(&self, ask: &Ask) -> bool {
+        self.owners.len() < self.config.max_bookings
+            && self.booked_hashes + ask.prompt.hashes() <= self.config.max_booked_hashes
+    }
+
     fn insert(&mut self, ask: &Ask, candidate: &Candidate, terms: &Terms, booked_at: Instant, now: Instant) {
-        let Some(state) = self.ranks.get_mut(&candidate.rank) else { return };
+        let prefill = self.prefill(ask, candidate, terms, now);
+        let booking = Booking::new(ask, candidate.key(), terms.uncached_tokens, booked_at, prefill);
+        self.add(ask.id, candidate.rank, booking, now);
+    }
+
+    fn add(&mut self, id: RequestId, rank: RankId, booking: Booking, now: Instant) {
+        let Some(state) = self.ranks.get_mut(&rank) else { return };
+        let booking = if self.config.follow_answers { booking.followed() } else { booking };
+        self.booked_hashes += booking.prompt.hashes();
+        state.reckoning.booked(booking.uncached_tokens, now);
+        state.book.add(id, booking);
+        state.watch.see_queue(state.book.load().prefill_tokens, now);
+        self.owners.insert(id, rank);
+    }
+
+    /// What will tell of the prefill.
+    fn prefill(&self, ask: &Ask, candidate: &Candidate, terms: &Terms, now: Instant) -> Prefill {
         let tokens = |tokens: f64| {
             let seconds = (tokens / self.rate.tokens_per_second()).clamp(0.0, LONGEST_PREFILL_SECONDS);
             Some(now + Duration::from_secs_f64(seconds))
@@ -336,7 +380,7 @@ impl Scheduler {
         let full_blocks = ask.prompt.sequence(candidate.key()).len();
         let held_blocks =
             candidate.gpu_blocks.saturating_add(candidate.cpu_blocks).saturating_add(candidate.disk_blocks);
-        let prefill = if !candidate.trusted {
+        if !candidate.trusted {
             Prefill { by_events: false, done_at: tokens(in_turn) }
         } else if full_blocks <= held_blocks as usize {
             Prefill { by_events: false, done_at: tokens(ask.prompt.tokens(candidate.key()).into()) }
@@ -344,13 +388,7 @@ impl Scheduler {
             Prefill { by_events: true, done_at: tokens(LOST_EVENT_PATIENCE * in_turn) }
         } else {
             Prefill::BY_EVENTS
-        };
-        let booking = Booking::new(ask, candidate.key(), terms.uncached_tokens, booked_at, prefill);
-        let booking = if self.config.follow_answers { booking.followed() } else { booking };
-        state.book.add(ask.id, booking);
-        state.watch.see_queue(state.book.load().prefill_tokens, now);
-        self.owners.insert(ask.id, candidate.rank);
-        self.booked_hashes += ask.prompt.hashes();
+        }
     }
 
     fn take_out(&mut self, id: RequestId) -> Option<(RankId, Booking, bool)> {
@@ -387,6 +425,7 @@ mod history_tests;
 mod life;
 #[cfg(test)]
 mod life_tests;
+mod mirror;
 mod place;
 #[cfg(test)]
 mod server_tests;

@@ -74,8 +74,10 @@ impl Scheduler {
         let on_disk = terms.confirmed.tokens().saturating_sub(on_gpu + on_cpu);
         // Where the index knows better, it counts.
         let sent_beyond = sent_tokens.saturating_sub(on_gpu + on_cpu + on_disk);
+        // Where events tell of most of a cache, what they do not tell of is most likely in a lower tier, or gone.
+        let sent_credit = if candidate.trusted { self.config.cpu_credit } else { 1.0 };
         let saved = f64::from(on_gpu)
-            + f64::from(sent_beyond)
+            + sent_credit * f64::from(sent_beyond)
             + self.config.cpu_credit * f64::from(on_cpu)
             + self.config.disk_credit * f64::from(on_disk);
         terms.shared_blocks = shared_blocks;
@@ -92,10 +94,13 @@ impl Scheduler {
         let waiting_tokens = others_waiting * self.means.uncached_tokens.get();
         let others_context = (others_waiting + others_running) * self.means.context_tokens.get();
         let slots = candidate.slots;
-        let slot_seconds = f64::from(slots.waiting(load.requests)) * self.means.held_seconds.get()
+        // HAProxy's slots are its own: another one's agent books requests that this one never sees.
+        let slot_seconds = f64::from(slots.waiting(load.own_requests())) * self.means.held_seconds.get()
             / f64::from(slots.limit.unwrap_or(1).max(1));
         terms.load = load;
-        terms.queue_tokens = (load.prefill_tokens as f64 + waiting_tokens) * terms.scarcity;
+        let is_lossy = candidate.trusted && candidate.history_blocks > 0;
+        let queue = state.reckoning.queue_tokens(load.prefill_tokens, self.prefill_rate(), is_lossy, now);
+        terms.queue_tokens = (queue + waiting_tokens) * terms.scarcity;
         terms.requests = (f64::from(load.requests) + others_waiting + others_running) * terms.scarcity;
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;
@@ -114,7 +119,9 @@ impl Scheduler {
     ) -> Ties {
         let speed = self.prefill_rate();
         let none = Ties::Band { blocks: 0.0 };
-        let requests = |terms: &Terms, candidate: &Candidate| candidate.slots.occupied(terms.load.requests);
+        let requests = |terms: &Terms, candidate: &Candidate| {
+            candidate.slots.occupied(terms.load.own_requests()).max(terms.load.requests)
+        };
         let key = match self.policy {
             Policy::SessionHash => ask.session,
             Policy::PrefixHash { head_tokens } => candidates.first().and_then(|first| {

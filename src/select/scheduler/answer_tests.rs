@@ -1,5 +1,6 @@
 //! Answers whose blocks are followed, in every order of events.
 
+use crate::hash::HashKey;
 use crate::select::testing::{Pool, prompt};
 use crate::select::*;
 use crate::units::{RankId, SequenceHash};
@@ -120,8 +121,27 @@ fn what_has_no_known_beginning_or_was_stored_before_counts_for_nobody() {
     assert_eq!(load(&pool).context_tokens, 70);
     let short = book(&mut pool, &prompt(&[(2, 10)]));
     store(&mut pool, prompt(&[(2, 10), (9, 90)]).sequence(SequenceKey::of_size(16)), 1..4);
-    assert_eq!(load(&pool).context_tokens, 80, "a prompt without a full block is not followed");
+    assert_eq!(load(&pool).context_tokens, 80, "nobody knows where its chain starts");
     pool.scheduler.end(short.id, None, pool.now);
+}
+
+#[test]
+fn a_prompt_shorter_than_a_block_begins_the_first_block_that_no_booked_prompt_begins_with() {
+    let root = HashKey::from_seed(1).plain_root();
+    let mut pool = pool();
+    let short = PromptBlocks::clone(&prompt(&[(2, 10)])).behind(root);
+    let asks = [book(&mut pool, &Arc::new(short)), book(&mut pool, &asked())];
+    pool.scheduler.grow(R0, root, asks[1].prompt.sequence(SequenceKey::of_size(16))[0]);
+    assert_eq!((load(&pool).context_tokens, load(&pool).decoding), (10 + 70, 0));
+    let answer = prompt(&[(2, 10), (9, 90)]).sequence(SequenceKey::of_size(16)).to_vec();
+    pool.scheduler.grow(R0, root, answer[0]);
+    assert_eq!((load(&pool).context_tokens, load(&pool).decoding), (16 + 70, 1), "its prefill is done too");
+    store(&mut pool, &answer, 1..3);
+    assert_eq!(load(&pool).context_tokens, 48 + 70);
+    for ask in asks {
+        pool.scheduler.end(ask.id, None, pool.now);
+    }
+    assert_eq!(load(&pool), Load::default());
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! How bookings go on: their prefill, the growth of their answers, moves and ends.
 
-use super::{Ended, Scheduler, recent_tokens};
+use super::{Booked, Ended, Scheduler, recent_tokens};
 use crate::select::ask::{Ask, PromptBlocks, SequenceKey};
-use crate::select::booking::RankBook;
+use crate::select::booking::{Progress, RankBook};
 use crate::select::candidate::Candidate;
 use crate::select::history::History;
 use crate::units::{RankId, RequestId, SequenceHash};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Scheduler {
     /// Ends a booking: its request is over. `used` is the rank that really served it, if that is known: the session
@@ -25,7 +25,8 @@ impl Scheduler {
         }
         let held = now.saturating_duration_since(booking.booked_at);
         self.means.held_seconds.update(held.as_secs_f64());
-        Some(Ended { rank, prefilled, uncached_tokens: booking.uncached_tokens, held })
+        let (mirrored, uncached_tokens) = (booking.told_at.is_some(), booking.uncached_tokens);
+        Some(Ended { rank, prefilled, mirrored, uncached_tokens, held })
     }
 
     /// Takes in that a request's prefill is done, as the replica itself told.
@@ -103,18 +104,29 @@ impl Scheduler {
         Some((rank, &booking.prompt))
     }
 
-    /// The bookings of one rank, in no order, with when each was made.
-    pub fn bookings(&self, rank: RankId) -> impl Iterator<Item = (RequestId, Instant)> {
+    /// The bookings of one rank, in no order.
+    pub fn bookings(&self, rank: RankId) -> impl Iterator<Item = Booked> {
         let book = self.ranks.get(&rank).map(|state| &state.book);
-        book.into_iter().flat_map(RankBook::bookings).map(|(id, booking, _)| (id, booking.booked_at))
+        book.into_iter().flat_map(RankBook::bookings).map(|(id, booking, _)| Booked {
+            id,
+            at: booking.booked_at,
+            mirrored: booking.told_at.is_some(),
+        })
     }
 
     /// Advances the prefills of one rank after news of its cache: `stored_blocks` tells how many leading blocks of a
     /// sequence are in its GPU tier now. The news need not be prompt: a second of delay does no harm.
     pub fn progress(&mut self, rank: RankId, stored_blocks: impl Fn(&[SequenceHash]) -> u32, now: Instant) {
         if let Some(state) = self.ranks.get_mut(&rank) {
-            let confirmed = state.book.progress(stored_blocks, now);
+            let Progress { confirmed, first } = state.book.progress(stored_blocks, now);
             state.watch.confirm(confirmed, state.book.load().prefill_tokens, now, &mut self.rate);
+            if confirmed > 0 {
+                state.reckoning.see_news(now);
+            }
+            if let Some((tokens, took)) = first {
+                let needed = f64::from(tokens) / self.rate.tokens_per_second();
+                state.reckoning.see_delay(took.saturating_sub(Duration::from_secs_f64(needed)));
+            }
         }
     }
 
@@ -149,6 +161,7 @@ impl Scheduler {
             state.book.tick(now);
             state.watch.ease(state.book.load().prefill_tokens);
         }
+        self.end_silent(now);
         // Looking through all bookings is for once in a while; a lease needs no precision.
         let lease = self.config.lease;
         let due = self.lease_checked.is_none_or(|last| now.saturating_duration_since(last) >= lease / 64);
@@ -158,7 +171,8 @@ impl Scheduler {
         self.lease_checked = Some(now);
         let uncounted = self.ranks.values().filter(|state| !state.counted);
         let all = uncounted.flat_map(|state| state.book.bookings());
-        let over = all.filter(|(_, booking, _)| now.saturating_duration_since(booking.booked_at) >= lease);
+        let own = all.filter(|(_, booking, _)| booking.told_at.is_none());
+        let over = own.filter(|(_, booking, _)| now.saturating_duration_since(booking.booked_at) >= lease);
         let over: Vec<RequestId> = over.map(|(id, _, _)| id).collect();
         for id in &over {
             self.take_out(*id);
