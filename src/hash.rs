@@ -1,7 +1,7 @@
 //! The hash chain by which we name prefixes: tokens → block hash → sequence hash.
 //!
-//! The keys are random per process. Nothing outside of the process ever sees a hash, so nobody can build prompts
-//! that collide, and no value need agree with an engine's.
+//! The keys are random per process, or come from the secret of agents that are peers. Nobody else ever sees a hash, so
+//! nobody can build prompts that collide, and no value need agree with an engine's.
 //!
 //! A block is cut into groups of 16 tokens. Each group is the xor of four products of keyed words (the shape of
 //! UMAC's NH and of wyhash): independent multiplications, so the processor works on all at once. Only the chain is
@@ -18,7 +18,7 @@ const GROUP_TOKENS: usize = 16;
 /// zero, and a product never loses its other factor.
 const TOKEN_TOP_BITS: u64 = 0x8000_0000_8000_0000;
 
-/// The process's secret key for all hashes. Two values from different keys never compare.
+/// The secret key for all hashes. Two values from different keys never compare.
 #[derive(Clone)]
 pub struct HashKey {
     words: [u64; GROUP_TOKENS / 2],
@@ -39,6 +39,17 @@ impl HashKey {
             counter += 1;
             entropy.hash_one(counter)
         })
+    }
+
+    /// The bytes of [`Self::from_bytes`].
+    pub const BYTES: usize = (GROUP_TOKENS / 2 + 5) * size_of::<u64>();
+
+    /// A key that several processes have in common. The bytes must be secret and as good as random.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let (words, _) = bytes.as_chunks();
+        let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
+        Self::from_words(|| words.next().unwrap_or_default())
     }
 
     /// A fixed key, for tests, benches and seeded simulation.

@@ -39,6 +39,7 @@ pub mod index;
 pub mod lifecycle;
 pub mod machine;
 pub mod metrics;
+pub mod peers;
 pub mod pool;
 pub mod prompt;
 pub mod pulse;

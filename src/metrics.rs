@@ -5,6 +5,7 @@
 mod events;
 mod health;
 mod install;
+mod peers;
 mod record;
 mod reload;
 mod replica;
@@ -14,6 +15,7 @@ mod total;
 pub use events::{EventMetrics, FeedLabels, ListenerMetrics};
 pub use health::HealthMetrics;
 pub use install::{InstallError, install};
+pub use peers::{PeerMetrics, PeersMetrics};
 pub use record::RecordMetrics;
 pub use reload::ReloadMetrics;
 pub use replica::{ParityMetrics, ReportMetrics, ServerMetrics, SocketMetrics};

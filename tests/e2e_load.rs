@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::chats::{A, C, Outcome, Pace, play};
-use support::eventually;
 use support::haproxy::{Binary, binaries, for_each_binary};
 use support::http::{self, Connection, Message};
 use support::road::{Road, Setup, long_body, unrelated};
+use support::{eventually, free_port};
 
 const COMPLETIONS: &str = "/v1/completions";
 
@@ -502,5 +502,67 @@ fn the_report_finds_conversations_worth_it_and_prompts_that_come_once_not() {
         let once = report(&road);
         assert_eq!(once["verdict"], "not_worth_it", "{once:#}");
         road.assert_no_load();
+    });
+}
+
+#[test]
+fn agents_that_are_peers_weigh_each_others_load() {
+    for_each_binary(|haproxy| {
+        let directory = tempfile::tempdir().expect("a directory");
+        let secret = directory.path().join("peers.key");
+        std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n").expect("written");
+        let ports = [(); 2].map(|()| free_port());
+        let lines = ports.map(|own| {
+            let others: Vec<String> =
+                ports.iter().filter(|port| **port != own).map(|port| format!("\"127.0.0.1:{port}\"")).collect();
+            format!(
+                "spop.deadline = \"15s\"\npeers.listen = \"127.0.0.1:{own}\"\npeers.connect = [{}]\npeers.secret_file = \"{}\"\n",
+                others.join(", "),
+                secret.display()
+            )
+        });
+        let flags = &["--prefill-tokens-per-second", "2000"];
+        let mut first = Road::set_up(haproxy, &Setup { replicas: 4, flags, agent: &lines[0], ..patient() });
+        let servers: String = (1..)
+            .zip(&first.replicas)
+            .map(|(number, replica)| format!("    server s{number} {}\n", replica.http_addr()))
+            .collect();
+        let beside = Setup { replicas: 0, servers: Some(&servers), agent: &lines[1], ..patient() };
+        let second = Road::set_up(haproxy, &beside);
+        for road in [&first, &second] {
+            eventually("the peer is told", || (road.agent.metric("kvspoa_peer_up") == 1.0).then_some(()));
+        }
+
+        // One computes a long prompt, and the other's agent knows where.
+        let body = long_body(1);
+        let stream = first.long_request(&body);
+        eventually("the booking is known to the other agent", || {
+            (second.agent.metric("kvspoa_requests") == 1.0).then_some(())
+        });
+        let known = second.agent.explain(COMPLETIONS, &body);
+        let home = known["chosen"].as_str().expect("a server");
+        assert!(replica(&known, home)["requests"] == 1, "the one that computes it: {known}");
+        drop(stream);
+        first.assert_no_load();
+        second.assert_no_load();
+
+        // Equal prompts at once, by turns through either.
+        let body = json!({ "prompt": "The same question for all of us. ".repeat(200), "max_tokens": 8 });
+        let named: Vec<String> = std::thread::scope(|scope| {
+            let halves = [&first, &second].map(|road| scope.spawn(|| at_once(road, 16, &body)));
+            let answers = halves.into_iter().flat_map(|half| half.join().expect("no panic"));
+            answers.map(|answer| answer.header("x-served-by").expect("set by HAProxy").to_owned()).collect()
+        });
+        for server in ["s1", "s2", "s3", "s4"] {
+            let share = named.iter().filter(|name| *name == server).count();
+            assert!(share <= 16, "{share} of 32 on {server}");
+        }
+        first.assert_no_load();
+        second.assert_no_load();
+
+        // Nobody waits for a peer that is gone.
+        first.agent.kill();
+        assert_eq!(second.post(COMPLETIONS, &unrelated(3)).status(), 200);
+        eventually("it is missed", || (second.agent.metric("kvspoa_peer_up") == 0.0).then_some(()));
     });
 }

@@ -12,6 +12,7 @@ const LAYERS: &[&[&str]] = &[
     &["config"],
     &["prompt", "index", "replica"],
     &["select"],
+    &["peers"],
     &["pool", "record"],
     &["route"],
     &["admin", "client", "sim"],

@@ -6,10 +6,11 @@ use crate::{
     events::AddError,
     lifecycle::LogReceiverError,
     metrics::InstallError,
+    peers::SecretError,
     prompt::ModelError,
     spop::BindError,
 };
-use std::io;
+use std::{io, path::PathBuf};
 
 /// Why the agent did not start. Each says which setting it is about.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +76,17 @@ pub enum AgentError {
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The secret of the peers.
+    #[error("peers.secret_file: {}", path.display())]
+    Secret {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: SecretError,
+    },
+    /// The listener for peers.
+    #[error("peers.listen")]
+    Peers(#[source] io::Error),
     /// The process has a metrics recorder already.
     #[error("metrics")]
     Metrics(#[from] InstallError),

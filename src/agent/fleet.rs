@@ -7,6 +7,7 @@ use super::{
     AgentError,
     files::Budget,
     members::{Common, Members},
+    peers,
     polls::ServerPolls,
 };
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
     hash::HashKey,
     hub::Manifest,
     metrics::SocketMetrics,
+    peers::Outbox,
     pool::{Pool, PoolSettings, Pools, Renderers, Replaced},
     prompt::ModelError,
     replica::RuntimeSocket,
@@ -51,6 +53,8 @@ pub(super) struct Fleet {
 #[derive(Clone, Debug)]
 pub(super) struct Maker {
     key: HashKey,
+    /// Where the pools leave what peers are to be told.
+    outbox: Outbox,
     seeds: fastrand::Rng,
 }
 
@@ -97,10 +101,18 @@ pub(super) struct Applied {
 }
 
 impl Maker {
-    /// A new key of all hashes; chance by the configuration's seed.
-    pub(super) fn new(config: &Config) -> Self {
+    /// The key of all hashes is new, or the peers'; chance comes by the configuration's seed.
+    ///
+    /// # Errors
+    /// [`AgentError::Secret`].
+    pub(super) fn new(config: &Config) -> Result<Self, AgentError> {
         let seeds = config.select.seed.map_or_else(fastrand::Rng::new, fastrand::Rng::with_seed);
-        Self { key: HashKey::random(), seeds }
+        let key = peers::secret(&config.peers)?.map_or_else(HashKey::random, |secret| secret.hash_key());
+        Ok(Self { key, outbox: Outbox::new(), seeds })
+    }
+
+    pub(super) const fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     pub(super) const fn key(&self) -> &HashKey {
@@ -135,7 +147,9 @@ impl Maker {
     fn make(&mut self, pool: &config::Pool, settings: &PoolSettings) -> Result<Pool, ModelError> {
         let scheduler = Scheduler::new(settings.policy, settings.scheduler, self.seeds.u64(..));
         let PoolSettings { index_max_bytes, haproxy_poll, engine_poll, .. } = *settings;
-        Pool::new(pool, &self.key, index_max_bytes, scheduler, haproxy_poll, engine_poll)
+        let outbox = self.outbox.of_pool(&pool.backend);
+        let made = Pool::new(pool, &self.key, index_max_bytes, scheduler, haproxy_poll, engine_poll)?;
+        Ok(made.telling(outbox))
     }
 }
 
@@ -199,7 +213,7 @@ impl Fleet {
     /// # Errors
     /// As [`Maker::prepare`]; everything stays as it is.
     pub(super) async fn prepare(&mut self, config: Config) -> Result<Plan, AgentError> {
-        let mut maker = Maker { key: self.maker.key.clone(), seeds: self.maker.seeds.fork() };
+        let mut maker = Maker { seeds: self.maker.seeds.fork(), ..self.maker.clone() };
         let running = Arc::clone(&self.pools);
         let (done, prepared) = oneshot::channel();
         // None of the threads that prompts wait for; and each in turn has the allocator's arena of the one before, while

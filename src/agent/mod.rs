@@ -8,6 +8,7 @@ mod listing;
 mod members;
 mod memory;
 pub mod parity;
+mod peers;
 mod polls;
 mod reload;
 mod rendering;
@@ -34,6 +35,7 @@ use files::{Budget, Room};
 use fleet::{Fleet, Maker};
 use members::Common;
 use metrics_exporter_prometheus::PrometheusHandle;
+use peers::Peers;
 use reload::Reloads;
 use service::Pulses;
 use settle::Settle;
@@ -53,6 +55,7 @@ pub struct Agent {
     spop: Server,
     admin: Admin,
     log: LogReceiver,
+    peers: Option<Peers>,
     subscriber: Arc<Subscriber<FeedKey>>,
     pulses: Pulses,
     tasks: TaskTracker,
@@ -81,7 +84,7 @@ impl Agent {
     /// [`AgentError`]: nothing is left running.
     pub async fn start(config: &Config) -> Result<Self, AgentError> {
         let recorder = metrics::install()?;
-        let mut maker = Maker::new(config);
+        let mut maker = Maker::new(config)?;
         let pools = Arc::new(Pools::default());
         let plan = maker.prepare(config, &pools)?;
         let budget = Budget::new(config.spop.max_connections, fleet::listed_ranks(config));
@@ -91,6 +94,7 @@ impl Agent {
         let admin = Admin::bind(&config.admin_listen)
             .await
             .map_err(|source| AgentError::Admin { addr: config.admin_listen.clone(), source })?;
+        let peers = Peers::start(&config.peers, maker.outbox().clone()).await?;
         let sink = EventSink::new(Arc::clone(&pools));
         let pulses =
             Pulses { spop: spop.pulse(), events: sink.pulse(), pools: Arc::new(Pulse::new(Instant::now())) };
@@ -121,6 +125,7 @@ impl Agent {
             spop,
             admin,
             log,
+            peers,
             subscriber,
             pulses,
             tasks,
@@ -169,6 +174,9 @@ impl Agent {
             let Err(error) = self.log.run(move |line| settle.line(line)).await;
             tracing::error!(%error, "log lines are no longer received: bookings end by their lease alone");
         }));
+        if let Some(peers) = self.peers {
+            peers.run(&self.pools, &tasks, &late);
+        }
         until_late(tick(self.pools, Arc::clone(&self.pulses.pools)));
         tasks.spawn(late.clone().run_until_cancelled_owned(service::feed_watchdog(self.pulses)));
         self.fleet.poll_haproxy();
@@ -279,7 +287,7 @@ const SPARE_BLOCKING_THREADS: usize = 4;
 /// # Errors
 /// [`AgentError::Model`], [`AgentError::Access`].
 pub fn check(config: &Config) -> Result<(), AgentError> {
-    Maker::new(config).prepare(config, &Pools::default()).map(drop)
+    Maker::new(config)?.prepare(config, &Pools::default()).map(drop)
 }
 
 /// Looks every second at what only the clock can tell.

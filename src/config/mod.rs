@@ -27,7 +27,7 @@ pub use running::{ConfigFile, read_bounded};
 pub use values::{HostPort, HttpAddr, SocketAddr, Span};
 
 use crate::{lifecycle::LogListen, spop::ListenAddr};
-use raw::{RawConfig, RawPool, RawReplica, RawRevision};
+use raw::{RawConfig, RawPeers, RawPool, RawReplica, RawRevision};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashSet,
@@ -56,10 +56,23 @@ pub struct Config {
     pub index_max_bytes: usize,
     /// How a replica is chosen.
     pub select: Select,
+    /// Other agents that serve the same replicas.
+    pub peers: Peers,
     /// What is kept of decisions.
     pub record: Record,
     /// The pools, in the file's order; at least one.
     pub pools: Vec<Pool>,
+}
+
+/// Other agents that serve the same replicas, with which bookings are shared.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Peers {
+    /// Where they connect; absent: nobody is heard.
+    pub listen: Option<HostPort>,
+    /// Where each of them listens.
+    pub connect: Vec<HostPort>,
+    /// The file of the secret that all of them have; there if any of the others is.
+    pub secret_file: Option<PathBuf>,
 }
 
 /// What is kept of decisions, for `shadow-report` and `replay`.
@@ -324,6 +337,7 @@ fn build(raw: RawConfig, text: &str, path: &Path) -> Result<Config, ConfigError>
             inline_bytes: raw.prompt.inline_bytes.0,
         },
         index_max_bytes: raw.index.max_bytes.0,
+        peers: build_peers(raw.peers, path, &fail)?,
         record: Record {
             max_bytes: raw.record.max_bytes.0,
             file: raw.record.file.map(|file| path.parent().unwrap_or(Path::new(".")).join(file)),
@@ -345,6 +359,30 @@ const MAX_POOLS: usize = 1_000;
 
 /// Each has a model in memory, and a request is rendered once for each that replicas have.
 const MAX_REVISIONS: usize = 8;
+
+/// Each is told of every booking of all others: with more, a common queue before the replicas would serve better.
+const MAX_PEERS: usize = 64;
+
+fn build_peers(
+    raw: RawPeers,
+    path: &Path,
+    fail: &impl Fn(Span, &str, String) -> ConfigError,
+) -> Result<Peers, ConfigError> {
+    if let Some(peer) = raw.connect.get(MAX_PEERS) {
+        return Err(fail(peer.span(), "peers.connect", format!("more than {MAX_PEERS} peers")));
+    }
+    let first = raw.listen.iter().chain(&raw.connect).next();
+    if let Some(first) = first.filter(|_| raw.secret_file.is_none()) {
+        let why = "peers need a secret in common: make one by `openssl rand -hex 32`, and name its file";
+        return Err(fail(first.span(), "peers.secret_file", why.to_owned()));
+    }
+    let base = path.parent().unwrap_or(Path::new("."));
+    Ok(Peers {
+        listen: raw.listen.map(Spanned::into_inner),
+        connect: raw.connect.into_iter().map(Spanned::into_inner).collect(),
+        secret_file: raw.secret_file.map(|file| base.join(file)),
+    })
+}
 
 /// One core is left to the network side.
 fn default_threads() -> usize {

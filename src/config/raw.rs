@@ -33,6 +33,7 @@ pub(super) struct RawConfig {
     pub(super) prompt: RawPrompt,
     pub(super) index: RawIndex,
     pub(super) select: RawSelect,
+    pub(super) peers: RawPeers,
     pub(super) record: RawRecord,
     pub(super) pool: Vec<RawPool>,
 }
@@ -176,6 +177,15 @@ impl Default for RawIndex {
         // About 30 million blocks: 64 replicas of 8 million tokens each.
         Self { max_bytes: ByteSize(1024 * MIB) }
     }
+}
+
+/// None by default: one agent is the usual case.
+#[derive(Deserialize, Serialize, Debug, Default)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct RawPeers {
+    pub(super) listen: Option<Spanned<HostPort>>,
+    pub(super) connect: Vec<Spanned<HostPort>>,
+    pub(super) secret_file: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Serialize, Debug)]

@@ -73,6 +73,9 @@ const FIXED: &[(&str, Keep)] = &[
         keep(&mut new.haproxy.session_header, &running.haproxy.session_header)
     }),
     ("prompt.threads", |new, running| keep(&mut new.prompt.threads, &running.prompt.threads)),
+    ("peers.listen", |new, running| keep(&mut new.peers.listen, &running.peers.listen)),
+    ("peers.connect", |new, running| keep(&mut new.peers.connect, &running.peers.connect)),
+    ("peers.secret_file", |new, running| keep(&mut new.peers.secret_file, &running.peers.secret_file)),
     ("record.max_bytes", |new, running| keep(&mut new.record.max_bytes, &running.record.max_bytes)),
     ("record.file", |new, running| keep(&mut new.record.file, &running.record.file)),
     ("record.file_max_bytes", |new, running| {
@@ -121,6 +124,7 @@ mod tests {
             ("haproxy.session_header = \"x-chat\"", Some("haproxy.session_header")),
             ("prompt.threads = 1000", Some("prompt.threads")),
             ("select.seed = 7", Some("select.seed")),
+            ("peers.secret_file = \"k\"", Some("peers.secret_file")),
             ("record.max_bytes = 0", Some("record.max_bytes")),
             ("record.file = \"decisions.jsonl\"", Some("record.file")),
             ("record.file_max_bytes = \"1MiB\"", Some("record.file_max_bytes")),

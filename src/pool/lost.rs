@@ -6,12 +6,11 @@
 use super::{Pool, live::engine_ranks};
 use crate::{
     replica::{EngineReport, Server, Sightings, Verdict},
-    select::{Ask, Booked, Scheduler},
+    select::{Booked, Scheduler},
     units::RankId,
 };
 use std::{
     collections::HashMap,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -120,9 +119,8 @@ impl Pool {
             };
             for (id, target) in strays {
                 let has_moved = scheduler.move_to(id, &target, now);
-                if let Some((rank, prompt)) = scheduler.booking(id).filter(|_| has_moved) {
-                    let ask = Ask { id, prompt: Arc::clone(prompt), session: None };
-                    self.tell_booked(&ask, rank, target.key());
+                if has_moved {
+                    self.tell_place(&scheduler, id, &target);
                 }
                 moved += usize::from(has_moved);
             }
@@ -152,9 +150,10 @@ mod tests {
         events::{KvEvent, Stored},
         pool::testing::{pool, server},
         replica::ServerState,
-        select::{Candidate, PromptBlocks},
+        select::{Ask, Candidate, PromptBlocks},
         units::{EngineHash, RequestId, SequenceHash, Tier, TokenId},
     };
+    use std::sync::Arc;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -13,6 +13,7 @@ mod lookup;
 mod lost;
 mod operator;
 mod parity;
+mod peers;
 mod placed;
 mod ranks;
 mod renderers;
@@ -43,6 +44,7 @@ use crate::{
     hash::HashKey,
     index::{Index, IndexConfig},
     metrics::PoolMetrics,
+    peers::Outbox,
     prompt::ModelError,
     replica::TokenChannels,
     select::Scheduler,
@@ -110,6 +112,7 @@ pub struct Pool {
     doubts: Doubts,
     /// Taken before `scheduler`.
     ignored: Ignored,
+    outbox: Outbox,
 }
 
 impl Pool {
@@ -152,9 +155,16 @@ impl Pool {
             polls: Mutex::default(),
             doubts: Doubts::default(),
             ignored: Ignored::default(),
+            outbox: Outbox::new(),
             caches: RwLock::new(CacheView::new(index)),
             scheduler: Mutex::new(scheduler),
         })
+    }
+
+    /// The same, which leaves there what peers are to be told.
+    #[must_use]
+    pub fn telling(self, outbox: Outbox) -> Self {
+        Self { outbox, ..self }
     }
 
     /// The longest prompt that an engine takes, in tokens.

@@ -20,7 +20,10 @@ impl Pool {
         if let Some(target) = target {
             scheduler.place(id, &target, now);
         }
-        scheduler.end(id, served, now).is_some() || is_sought
+        let ended = scheduler.end(id, served, now);
+        drop(scheduler);
+        self.tell_end(id, ended);
+        ended.is_some() || is_sought
     }
 
     /// Books requests of which it was not known where they are on the ranks where their whole prompts have appeared since.
@@ -50,6 +53,7 @@ impl Pool {
                     placed += usize::from(scheduler.place(id, &target, now));
                     // Its last full block is there.
                     scheduler.prefilled(id, now);
+                    self.tell_place(&scheduler, id, &target);
                     break;
                 }
             }

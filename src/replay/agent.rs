@@ -69,9 +69,24 @@ impl Agent {
         let Some(chosen) = self.candidates.get(rank.index()) else { return };
         match &mut self.router {
             Router::Product(scheduler) => {
-                scheduler.book(ask, std::slice::from_ref(chosen), now);
+                scheduler.mirror(ask, chosen, now);
             }
             Router::Rival(rival) => rival.book(ask, chosen),
+        }
+    }
+
+    /// Another agent still has these.
+    pub(super) fn renew(&mut self, ids: &[RequestId], now: Instant) {
+        if let Router::Product(scheduler) = &mut self.router {
+            ids.iter().for_each(|id| scheduler.renew(*id, now));
+        }
+    }
+
+    /// What was booked here.
+    pub(super) fn own_bookings(&self) -> Vec<RequestId> {
+        match &self.router {
+            Router::Product(scheduler) => scheduler.own_bookings().collect(),
+            Router::Rival(_) => Vec::new(),
         }
     }
 

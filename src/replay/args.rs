@@ -82,12 +82,19 @@ pub struct ReplayArgs {
     /// Replicas started anew while the trace is played, each by chance
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
     pub(super) restarts: u32,
+    /// Times that a replica loses its caches while the trace is played, and those that run there start again; each by
+    /// chance
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000))]
+    pub(super) resets: u32,
     /// Agents that are asked in turn
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) agents: u16,
     /// The agents know each other's bookings after so many milliseconds; never, unless given
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(..=LONGEST_MS))]
     pub(super) share_ms: Option<u64>,
+    /// Share of what agents tell each other that is lost
+    #[arg(long, default_value_t = 0.0, value_parser = share)]
+    pub(super) share_loss: f64,
     /// Ask the engines for their load so often, in milliseconds; never, unless given
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=LONGEST_MS))]
     pub(super) poll_ms: Option<u64>,
@@ -146,7 +153,9 @@ impl ReplayArgs {
             agents: self.agents,
             sharing: self.share_ms.map(millis),
             poll: self.poll_ms.map(millis),
+            sharing_loss: self.share_loss,
             restarts: self.restarts,
+            resets: self.resets,
         }
     }
 }

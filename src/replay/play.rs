@@ -37,8 +37,12 @@ pub(super) struct Fleet {
     pub(super) sharing: Option<Duration>,
     /// How often engines are asked for their load, if they are.
     pub(super) poll: Option<Duration>,
+    /// The share of what agents tell each other that is lost.
+    pub(super) sharing_loss: f64,
     /// How many times a replica is started anew, at even intervals, by chance which.
     pub(super) restarts: u32,
+    /// The same for how many times one loses its caches, but none of its requests: those that run start again.
+    pub(super) resets: u32,
 }
 
 impl Fleet {
@@ -66,9 +70,11 @@ enum Event {
     EventsSeen { agent: usize, replica: usize, life: u32, batch: Rc<Batch>, gap: bool },
     BookingSeen { agent: usize, ask: Ask, rank: RankId },
     EndSeen { agent: usize, id: RequestId, rank: RankId },
+    Renewed { agent: usize, ids: Rc<Vec<RequestId>> },
     Polled,
     Second,
     Restarts,
+    Resets,
 }
 
 struct Replica {
@@ -79,6 +85,8 @@ struct Replica {
     busy: Duration,
     /// Whether a batch of events was lost behind the last one that was seen.
     gap: bool,
+    /// Whether its caches are to be emptied as soon as they can be.
+    reset_due: bool,
 }
 
 struct Run<'a> {
@@ -88,6 +96,7 @@ struct Run<'a> {
     key: HashKey,
     queue: BTreeMap<(Duration, u64), Event>,
     caused: u64,
+    seconds: u64,
     now: Duration,
     start: Instant,
     agents: Vec<Agent>,
@@ -102,6 +111,9 @@ struct Run<'a> {
 
 /// The same for all runs: nobody outside chooses the tokens, and equal runs must be equal.
 const KEY_SEED: u64 = 0x6b76_7370_6f61;
+
+/// How often agents tell each other what they still have, as `agent::peers` does.
+const RENEWAL_SECONDS: u64 = 10;
 
 /// An engine that has only a copy to the CPU tier to wait for looks again after this long.
 const SHORTEST_STEP: Duration = Duration::from_micros(100);
@@ -132,6 +144,7 @@ pub(super) fn play(
         is_stepping: false,
         busy: Duration::ZERO,
         gap: false,
+        reset_due: false,
     };
     let mut run = Run {
         agents: (0..fleet.agents.max(1)).map(agent).collect(),
@@ -141,6 +154,7 @@ pub(super) fn play(
         open: arrivals.len(),
         queue: BTreeMap::new(),
         caused: 0,
+        seconds: 0,
         now: Duration::ZERO,
         rng: fastrand::Rng::with_seed(seed),
         fleet,
@@ -160,6 +174,13 @@ pub(super) fn play(
     Ok(Played { records: run.records, busy: run.replicas.iter().map(|replica| replica.busy).collect() })
 }
 
+impl Replica {
+    /// Empties the caches, unless blocks are being loaded: then later.
+    fn reset_if_due(&mut self) {
+        self.reset_due = self.reset_due && !self.engine.reset_with_running(true);
+    }
+}
+
 impl Run<'_> {
     fn plan(&mut self) {
         for (request, at) in self.arrivals.iter().enumerate() {
@@ -169,9 +190,12 @@ impl Run<'_> {
         self.after(Duration::from_secs(1), Event::Second);
         self.poll_later();
         let last = self.arrivals.last().copied().unwrap_or_default();
-        for restart in 1..=self.fleet.restarts {
-            let share = f64::from(restart) / (f64::from(self.fleet.restarts) + 1.0);
+        let evenly = |count: u32| (1..=count).map(move |at| f64::from(at) / (f64::from(count) + 1.0));
+        for share in evenly(self.fleet.restarts) {
             self.after(last.mul_f64(share), Event::Restarts);
+        }
+        for share in evenly(self.fleet.resets) {
+            self.after(last.mul_f64(share), Event::Resets);
         }
     }
 
@@ -214,10 +238,22 @@ impl Run<'_> {
                 self.poll_later();
             }
             Event::Second => {
+                self.seconds += 1;
                 self.agents.iter_mut().for_each(|agent| agent.tick(now));
+                if self.seconds.is_multiple_of(RENEWAL_SECONDS) {
+                    self.renew();
+                }
                 self.after(Duration::from_secs(1), Event::Second);
             }
+            Event::Renewed { agent, ids } => self.agents[agent].renew(&ids, now),
             Event::Restarts => self.restarts()?,
+            Event::Resets => {
+                let at = self.rng.usize(..self.replicas.len());
+                self.replicas[at].reset_due = true;
+                if !self.replicas[at].is_stepping {
+                    self.replicas[at].reset_if_due();
+                }
+            }
         }
         Ok(())
     }
@@ -236,11 +272,7 @@ impl Run<'_> {
         // Without an opinion, HAProxy's own balance serves the request.
         let anywhere = RankId(self.rng.u16(..self.replicas.len() as u16));
         let rank = self.agents[agent].choose(&ask, now).unwrap_or(anywhere);
-        if let Some(delay) = self.fleet.sharing {
-            for other in (0..self.agents.len()).filter(|other| *other != agent) {
-                self.after(delay, Event::BookingSeen { agent: other, ask: ask.clone(), rank });
-            }
-        }
+        self.tell(agent, |other| Event::BookingSeen { agent: other, ask: ask.clone(), rank });
         let replica = rank.index();
         self.places[request] = Some(replica);
         let job = Job { id: request as u64, prompt: Prompt { tokens, ..Prompt::default() }, answer };
@@ -287,6 +319,7 @@ impl Run<'_> {
             }
         }
         self.replicas[at].is_stepping = false;
+        self.replicas[at].reset_if_due();
         if self.replicas[at].engine.has_work() {
             self.step(at);
         }
@@ -302,9 +335,23 @@ impl Run<'_> {
         let now = self.instant();
         let agent = request % self.agents.len();
         self.agents[agent].end(id, rank, now);
-        if let Some(delay) = self.fleet.sharing {
-            for other in (0..self.agents.len()).filter(|other| *other != agent) {
-                self.after(delay, Event::EndSeen { agent: other, id, rank });
+        self.tell(agent, |other| Event::EndSeen { agent: other, id, rank });
+    }
+
+    /// Every agent tells the others what it still has.
+    fn renew(&mut self) {
+        for agent in 0..self.agents.len() {
+            let ids = Rc::new(self.agents[agent].own_bookings());
+            self.tell(agent, |other| Event::Renewed { agent: other, ids: Rc::clone(&ids) });
+        }
+    }
+
+    /// One agent tells all others.
+    fn tell(&mut self, agent: usize, news: impl Fn(usize) -> Event) {
+        let Some(delay) = self.fleet.sharing else { return };
+        for other in (0..self.agents.len()).filter(|other| *other != agent) {
+            if self.fleet.sharing_loss == 0.0 || self.rng.f64() >= self.fleet.sharing_loss {
+                self.after(delay, news(other));
             }
         }
     }
@@ -317,6 +364,7 @@ impl Run<'_> {
         replica.life += 1;
         replica.is_stepping = false;
         replica.gap = false;
+        replica.reset_due = false;
         let now = self.instant();
         self.agents.iter_mut().for_each(|agent| agent.restarted(RankId(at as u16), now));
         let lost: Vec<usize> =

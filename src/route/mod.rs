@@ -369,14 +369,11 @@ fn choose(
     let stands_for_session =
         request.session.or(any.ok().map(|prompt| prompt.made.head)).or(request.id.map(|id| id.0 as u64));
     let handling = mode.handling(spread(stands_for_session.unwrap_or_default()));
-    let choice = {
-        let mut scheduler = pool.scheduler.lock();
-        // Without an id the end would never be told: then nothing is booked.
-        match request.id.filter(|_| purpose != Purpose::Look).map(|_| handling) {
-            Some(Handling::On) => scheduler.book(&ask, &found.candidates, looked_up),
-            Some(Handling::Shadow) => scheduler.expect(&ask, &found.candidates, looked_up),
-            Some(Handling::Off) | None => scheduler.choose(&ask, &found.candidates, looked_up),
-        }
+    // Without an id the end would never be told: then nothing is booked.
+    let choice = match request.id.filter(|_| purpose != Purpose::Look).map(|_| handling) {
+        Some(Handling::On) => pool.book(&ask, &found.candidates, looked_up),
+        Some(Handling::Shadow) => pool.scheduler.lock().expect(&ask, &found.candidates, looked_up),
+        Some(Handling::Off) | None => pool.scheduler.lock().choose(&ask, &found.candidates, looked_up),
     };
     let chosen = choice.rank.and_then(|rank| found.ranks.get(rank));
     let prompt = match (&prompts, chosen) {

@@ -155,6 +155,11 @@ impl RankBook {
         (blocks, usable_tokens(blocks, key.block_tokens, prompt.tokens(key)))
     }
 
+    /// How many bookings' prompts begin with the first `blocks` blocks of the prompt, at least one block.
+    pub(super) fn sharers(&self, prompt: &PromptBlocks, key: SequenceKey, blocks: u32) -> u32 {
+        self.prefixes.bookings(prompt.sequence(key), (blocks as usize).max(1))
+    }
+
     /// A booking, and whether its prefill is done.
     pub(super) fn get(&self, id: RequestId) -> Option<(&Booking, bool)> {
         let decode = self.decode.get(&id).map(|booking| (booking, true));

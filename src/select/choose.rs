@@ -95,8 +95,8 @@ pub struct Terms {
     pub queue_tokens: f64,
     /// The wait for a slot of a full server, in tokens that could be prefilled meanwhile.
     pub slot_tokens: f64,
-    /// Requests booked there or reported beyond, by weight.
-    pub requests: f64,
+    /// Requests booked there that have most of what it holds of the prompt in common with it, by weight.
+    pub sharers: f64,
     /// D: requests that decode, by weight.
     pub decoding: f64,
     /// C: tokens of the contexts of all requests, by weight.

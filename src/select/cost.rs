@@ -20,8 +20,8 @@ pub struct CostConfig {
     /// output token, 0 favours time to first token alone.
     pub decode_weight: f64,
     /// Own uncached tokens that count so, at most. The longest prompts, which make the 99th percentile of the time to first
-    /// token, then wait less for a rank with few decodes: 4 % less at high load, for 1 % more end to end
-    /// (`kvspoa replay`, first halves of the traces).
+    /// token, then wait less for a rank with few decodes: 5 % less at high load (`kvspoa replay`, first halves of the
+    /// traces).
     pub decode_tokens_max: f64,
     /// Weight of a token of context held for a booked request: it stands for memory and for decode time.
     pub context_weight: f64,
@@ -37,10 +37,10 @@ pub struct CostConfig {
     /// The most that it may count, in uncached tokens (0.04 s of prefill): a longer confirmed overlap is never left for
     /// the sake of balance alone.
     pub spread_tokens_max: f64,
-    /// Requests that a rank may have while another is idle, before its cache begins to lose credit; for each request of the
-    /// idlest rank, twice as many more. At three times the number it has lost all of it. Many equal requests at once go to
-    /// several ranks so, though each of these must compute the prompt: those who read a long context in each step slow each
-    /// other down by as much.
+    /// So many more requests with a prefix in common than the rank with the fewest may a rank have, before its cache begins to
+    /// lose credit for that prefix; at three times the number it has lost all of it. Many equal requests at once go to several
+    /// ranks so, though each of these must compute the prompt: those who read a long context in each step slow each other
+    /// down by as much.
     pub crowd_requests: f64,
     /// Costs less than this many blocks apart are ties, 0 to 2.
     pub band_blocks: f64,
@@ -52,7 +52,7 @@ impl Default for CostConfig {
             own_weight: 1.0,
             queue_gain: 1.0,
             own_weight_max: 8.0,
-            decode_weight: 0.02,
+            decode_weight: 0.03,
             decode_tokens_max: 30_000.0,
             context_weight: 0.02,
             eviction_weight: 1.0,
@@ -79,8 +79,8 @@ impl CostConfig {
         let queued = |t: &Terms| t.load.prefill_tokens as f64 * t.scarcity;
         let done_of_late = |t: &Terms| (t.recent_tokens - queued(t)).max(0.0);
         let least_done = open().map(done_of_late).fold(f64::INFINITY, f64::min);
-        let fewest = open().map(|t| t.requests).fold(f64::INFINITY, f64::min);
-        let uncrowded = self.crowd_requests * (1.0 + 2.0 * fewest);
+        let fewest = open().map(|t| t.sharers).fold(f64::INFINITY, f64::min);
+        let uncrowded = self.crowd_requests + fewest;
         // Where no cache is known to hold any of the prompt, the session is the best sign of one that does.
         let keeps = session.filter(|_| open().all(|t| held_tokens(t) == 0.0));
         let growth = self.queue_gain * mean_queue / prefill_tokens_per_second;
@@ -99,7 +99,7 @@ impl CostConfig {
             if Some(candidate.rank) != keeps {
                 candidate.spread_tokens = base * spread.min(self.spread_tokens_max);
             }
-            let crowd = (candidate.requests - uncrowded) / (2.0 * self.crowd_requests).max(1.0);
+            let crowd = (candidate.sharers - uncrowded) / (2.0 * self.crowd_requests).max(1.0);
             candidate.crowd_tokens = base * own * crowd.clamp(0.0, 1.0);
             let slowing = (self.decode_tokens_max / f64::from(candidate.uncached_tokens)).min(1.0);
             candidate.own_weight = base + self.decode_weight * candidate.decoding * slowing + eviction;
@@ -158,7 +158,7 @@ mod tests {
     fn a_decoding_neighbour_makes_own_tokens_dearer_and_work_of_late_counts_up_to_its_bound() {
         let terms = terms(CostConfig::default(), true, false);
         assert_near(terms[0].spread_tokens, 512.0);
-        assert_near(terms[0].cost, 1.02 * 1000.0 + 0.02 * 6000.0 + 512.0);
+        assert_near(terms[0].cost, 1.03 * 1000.0 + 0.02 * 6000.0 + 512.0);
         assert_near(terms[1].cost, 1000.0);
     }
 
@@ -182,14 +182,37 @@ mod tests {
     }
 
     #[test]
-    fn beside_a_busy_rank_there_is_no_crowd() {
+    fn where_another_rank_has_its_part_there_is_no_crowd() {
         let mut pool = Pool::new(2, Policy::default());
-        for rank in [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1] {
+        for rank in [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1] {
             let ask = pool.ask(&prompt(&[(1, 1000)]), None);
             pool.scheduler.book(&ask, &pool.candidates[rank..=rank], pool.now);
         }
         let next = pool.ask(&prompt(&[(1, 1000)]), None);
-        assert_eq!(pool.book(&next).terms[0].crowd_tokens, 0.0, "12 are no more than 4 and twice 4");
+        assert_eq!(
+            pool.book(&next).terms[0].crowd_tokens,
+            0.0,
+            "10 are no more than 4 and the other one's 6"
+        );
+    }
+
+    #[test]
+    fn requests_with_other_prompts_are_no_crowd() {
+        let mut pool = Pool::new(2, Policy::default());
+        for text in 0..20 {
+            let ask = pool.ask(&prompt(&[(1, 320), (100 + text, 640)]), None);
+            pool.scheduler.book(&ask, &pool.candidates[..1], pool.now);
+        }
+        let ask = pool.ask(&prompt(&[(1, 320), (100, 700)]), None);
+        let terms = pool.scheduler.choose(&ask, &pool.candidates, pool.now).terms;
+        assert_eq!((terms[0].booked_tokens, terms[0].sharers, terms[0].crowd_tokens), (960, 1.0, 0.0));
+        let ask = pool.ask(&prompt(&[(1, 320), (200, 640)]), None);
+        let terms = pool.scheduler.choose(&ask, &pool.candidates, pool.now).terms;
+        assert_eq!(
+            (terms[0].booked_tokens, terms[0].sharers),
+            (320, 20.0),
+            "their common head is shared by all"
+        );
     }
 
     #[test]
@@ -201,7 +224,7 @@ mod tests {
         for (tokens, counted) in [(30_000, 30_000.0), (100_000, 30_000.0)] {
             let ask = pool.ask(&prompt(&[(2, tokens)]), None);
             let weight = pool.scheduler.choose(&ask, &pool.candidates, pool.now).terms[0].own_weight;
-            assert_near((weight - 1.0) * f64::from(tokens), 0.02 * counted);
+            assert_near((weight - 1.0) * f64::from(tokens), 0.03 * counted);
         }
     }
 
@@ -211,7 +234,7 @@ mod tests {
         let terms = terms(without_spread, true, true);
         let age = terms[0].eviction_age.expect("100 blocks have left").as_secs_f64();
         assert!((200.0..400.0).contains(&age), "{age}");
-        assert_near(terms[0].cost, (1.02 + (-age / 300.0).exp()) * 1000.0 + 0.02 * 6000.0);
+        assert_near(terms[0].cost, (1.03 + (-age / 300.0).exp()) * 1000.0 + 0.02 * 6000.0);
         assert_near(terms[1].cost, 1000.0);
     }
 

@@ -33,7 +33,7 @@ impl Scheduler {
             load: Load::default(),
             queue_tokens: 0.0,
             slot_tokens: 0.0,
-            requests: 0.0,
+            sharers: 0.0,
             decoding: 0.0,
             context_tokens: 0.0,
             eviction_age: None,
@@ -80,6 +80,10 @@ impl Scheduler {
             + sent_credit * f64::from(sent_beyond)
             + self.config.cpu_credit * f64::from(on_cpu)
             + self.config.disk_credit * f64::from(on_disk);
+        // Who has the greater part of what is there of the prompt has the prompt, for all that it matters.
+        let held_blocks = (on_gpu + on_cpu + on_disk + sent_beyond) / terms.block_tokens;
+        let sharers = state.book.sharers(&ask.prompt, candidate.key(), held_blocks / 2);
+        terms.sharers = f64::from(sharers) * terms.scarcity;
         terms.shared_blocks = shared_blocks;
         terms.booked_tokens = on_gpu - gpu_tokens;
         terms.history_tokens = sent_beyond;
@@ -101,7 +105,6 @@ impl Scheduler {
         let is_lossy = candidate.trusted && candidate.history_blocks > 0;
         let queue = state.reckoning.queue_tokens(load.prefill_tokens, self.prefill_rate(), is_lossy, now);
         terms.queue_tokens = (queue + waiting_tokens) * terms.scarcity;
-        terms.requests = (f64::from(load.requests) + others_waiting + others_running) * terms.scarcity;
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;
         terms.slot_tokens = slot_seconds * self.prefill_rate();

@@ -148,6 +148,20 @@ impl Engine {
     /// Clears the prefix cache, and the CPU tier if `external`; false if the former has blocks in use. The event comes
     /// with the next step.
     pub fn reset_prefix_cache(&mut self, external: bool) -> bool {
+        self.reset(external)
+    }
+
+    /// The same as with vLLM's `reset_running_requests`: who is running lets go of its blocks and starts again. False
+    /// while blocks are loaded from the CPU tier.
+    pub fn reset_with_running(&mut self, external: bool) -> bool {
+        // The first shall be the first again.
+        while let Some(request) = self.running.pop() {
+            self.preempt(request);
+        }
+        self.reset(external)
+    }
+
+    fn reset(&mut self, external: bool) -> bool {
         let is_reset = self.cache.reset();
         if external && let Some(offload) = &mut self.offload {
             offload.reset();

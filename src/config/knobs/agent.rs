@@ -177,6 +177,33 @@ pub(super) const KEYS: &[Knob] = &[
         ..PLAIN
     },
     Knob {
+        key: "peers.listen",
+        form: Form::Text("ADDR"),
+        what: "where other agents of the same replicas connect: `HOST:PORT`. What comes is sealed by the secret",
+        breaks: Wrong(
+            "their bookings are not heard: each agent weighs its own load, and what the engines report each second",
+        ),
+        takes_restart: true,
+        ..PLAIN
+    },
+    Knob {
+        key: "peers.connect",
+        form: Form::List,
+        what: "where each of the other agents listens: `[\"HOST:PORT\", …]`, at most 64",
+        breaks: Wrong("the agent that is missing does not hear of this one's bookings (`peer_up`)"),
+        takes_restart: true,
+        ..PLAIN
+    },
+    Knob {
+        key: "peers.secret_file",
+        form: Form::Text("FILE"),
+        what: "a file with the secret of all these agents, at least 32 bytes: `openssl rand -hex 32`. The key of the block hashes \
+               comes from it too",
+        breaks: Wrong("another one than the others': they refuse the connection (`peer_refused_total`)"),
+        takes_restart: true,
+        ..PLAIN
+    },
+    Knob {
         key: "record.max_bytes",
         form: Form::Bytes,
         what: "memory for what was decided of late, and what HAProxy did: `kvspoa shadow-report` reads it. No text, no tokens, no \

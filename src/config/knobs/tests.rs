@@ -19,7 +19,7 @@ fn load(file: &str, flags: &[&str], variables: Variables<'_>) -> Result<Loaded, 
     Loaded::parse(file, Path::new("/etc/kvspoa.toml"), &overrides).map_err(|error| error.to_string())
 }
 
-const FILE: &str = "haproxy.socket = \"/h\"\n[[pool]]\nbackend = \"b\"\n";
+const FILE: &str = "haproxy.socket = \"/h\"\npeers.secret_file = \"/s\"\n[[pool]]\nbackend = \"b\"\n";
 
 fn setting(loaded: &Loaded, key: &str) -> (String, Origin) {
     let key = key.replace("pool.", "pool[b].");
@@ -32,6 +32,7 @@ fn setting(loaded: &Loaded, key: &str) -> (String, Origin) {
 fn sample(knob: &Knob) -> (&'static str, &'static str) {
     match knob.form {
         Form::Text("ADDR") => ("127.0.0.1:7", "127.0.0.1:7"),
+        Form::Text("FILE") => ("/f", "/f"),
         Form::Text("HEADER") => ("x-other", "x-other"),
         Form::Text("POLICY") => ("dynamo", "dynamo"),
         Form::Text("FILE") => ("/a.jsonl", "/a.jsonl"),

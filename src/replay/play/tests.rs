@@ -23,7 +23,9 @@ fn fleet(replicas: usize) -> Fleet {
         agents: 1,
         sharing: None,
         poll: None,
+        sharing_loss: 0.0,
         restarts: 0,
+        resets: 0,
     }
 }
 
@@ -57,7 +59,9 @@ fn a_request_alone_takes_what_the_model_says() {
 fn every_policy_serves_every_request_and_a_seed_decides_all() {
     let workload = generate(Shape::Groups, 40, 1);
     for policy in PolicyName::value_variants() {
-        let fleet = Fleet { event_loss: 0.05, agents: 2, restarts: 2, ..fleet(3) };
+        let sharing = Some(Duration::from_millis(2));
+        let told = Fleet { agents: 2, sharing, sharing_loss: 0.1, ..fleet(3) };
+        let fleet = Fleet { event_loss: 0.05, restarts: 2, resets: 2, ..told };
         let [one, again] = [1, 1].map(|seed| format!("{:?}", play_by(*policy, &fleet, &workload, seed)));
         assert_eq!(one, again, "{policy:?}");
     }
@@ -88,6 +92,14 @@ fn a_restart_empties_a_cache() {
     let whole = hits(&play_by(PolicyName::Cost, &fleet(8), &workload, 1));
     let restarted = hits(&play_by(PolicyName::Cost, &Fleet { restarts: 20, ..fleet(8) }, &workload, 1));
     assert!(restarted < whole, "{restarted} {whole}");
+}
+
+#[test]
+fn a_reset_empties_both_tiers_and_every_request_is_served_all_the_same() {
+    let workload = generate(Shape::Groups, 250, 1);
+    let whole = hits(&play_by(PolicyName::Cost, &fleet(8), &workload, 1));
+    let reset = hits(&play_by(PolicyName::Cost, &Fleet { resets: 40, ..fleet(8) }, &workload, 1));
+    assert!(reset < whole, "{reset} {whole}");
 }
 
 #[test]

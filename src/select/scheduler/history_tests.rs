@@ -100,7 +100,7 @@ fn where_events_were_lost_the_history_goes_on_from_what_they_tell() {
     pool.candidates[0].cpu_blocks = 4;
     let terms = serve(&mut pool, &[(1, 160), (3, 40)]);
     assert_eq!((terms.confirmed.tokens(), terms.history_tokens), (128, 32));
-    assert_eq!(terms.uncached_tokens, 200 - 64 - 48 - 32);
+    assert_eq!(terms.uncached_tokens, 200 - 64 - 48 - 24);
 }
 
 #[test]

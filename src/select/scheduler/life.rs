@@ -9,6 +9,10 @@ use crate::units::{RankId, RequestId, SequenceHash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// A rank may be so many times slower than is known, as long as it is not: that must not look like a lag of its events. Short
+/// prompts tell of the lag all the same.
+const SLOWEST: f64 = 4.0;
+
 impl Scheduler {
     /// Ends a booking: its request is over. `used` is the rank that really served it, if that is known: the session
     /// will be looked for there.
@@ -124,7 +128,7 @@ impl Scheduler {
                 state.reckoning.see_news(now);
             }
             if let Some((tokens, took)) = first {
-                let needed = f64::from(tokens) / self.rate.tokens_per_second();
+                let needed = SLOWEST * f64::from(tokens) / self.rate.tokens_per_second();
                 state.reckoning.see_delay(took.saturating_sub(Duration::from_secs_f64(needed)));
             }
         }

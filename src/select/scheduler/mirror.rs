@@ -13,11 +13,13 @@ const SILENCE: Duration = Duration::from_secs(30);
 
 impl Scheduler {
     /// Books what another agent has chosen. `target` is that rank as it stands here, with what it is known to hold of the
-    /// prompt. Returns false, and books nothing, where the rank is unknown, the id is one of our own, its end was told
-    /// already, or a bound is reached.
+    /// prompt. What is our own, or has ended already, is not booked. Returns false where it cannot be: the rank is not
+    /// known, or a bound is reached.
     pub fn mirror(&mut self, ask: &Ask, target: &Candidate, now: Instant) -> bool {
-        let is_own = self.booked_as_mirror(ask.id) == Some(false);
-        if is_own || !self.ranks.contains_key(&target.rank) || self.early_ends.get(&ask.id).is_some() {
+        if self.booked_as_mirror(ask.id) == Some(false) || self.early_ends.get(&ask.id).is_some() {
+            return true;
+        }
+        if !self.ranks.contains_key(&target.rank) {
             return false;
         }
         if self.take_out(ask.id).is_some() {
@@ -145,10 +147,10 @@ mod tests {
         assert_eq!((load(&pool, 0).requests, load(&pool, 1).requests), (0, 1));
         let ours = pool.ask(&prompt(&[(3, 100)]), None);
         pool.book(&ours);
-        assert!(!pool.scheduler.mirror(&ours, &pool.candidates[0], pool.now), "it is ours");
+        assert!(pool.scheduler.mirror(&ours, &pool.candidates[0], pool.now), "it is ours");
         let ended = pool.ask(&prompt(&[(4, 100)]), None);
         pool.scheduler.end(ended.id, None, pool.now);
-        assert!(!pool.scheduler.mirror(&ended, &pool.candidates[0], pool.now));
+        assert!(pool.scheduler.mirror(&ended, &pool.candidates[0], pool.now));
         let elsewhere = Candidate::idle(RankId(9), 16);
         let unknown = pool.ask(&prompt(&[(5, 100)]), None);
         assert!(!pool.scheduler.mirror(&unknown, &elsewhere, pool.now));

@@ -159,6 +159,22 @@ fn a_long_prefix_that_is_there_is_kept_to_by_some_and_computed_again_for_a_crowd
 }
 
 #[test]
+fn of_equal_prompts_at_once_at_least_half_leave_the_one_rank_that_has_them_cached() {
+    for tokens in [200, 1_000, 3_000, 10_000, 30_000, 120_000] {
+        let mut pool = Pool::new(4, Policy::default());
+        let same = prompt(&[(1, tokens)]);
+        pool.store(RankId(2), &same);
+        let mut chosen = Vec::new();
+        for _ in 0..32 {
+            let ask = pool.ask(&same, None);
+            chosen.push(pool.book(&ask).rank.expect("a candidate"));
+        }
+        let shares = shares(&chosen, 4);
+        assert!(shares.iter().all(|share| *share <= 16), "{tokens}: {shares:?}");
+    }
+}
+
+#[test]
 fn a_prefix_that_is_asked_for_more_than_one_rank_can_serve_spreads() {
     let mut pool = Pool::new(4, Policy::default());
     pool.store(RankId(0), &prompt(&[(1, 4_000)]));
