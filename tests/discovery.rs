@@ -351,7 +351,8 @@ fn a_thousand_moves_leave_threads_sockets_and_memory_as_they_were() {
     move_all(50);
     eventually("what is closed is gone", || {
         let now = held_by(agent.pid());
-        (now.0 <= threads && now.1 <= files + files / 10).then_some(())
+        // One thread looks at the configuration file, from a second after the start on.
+        (now.0 <= threads + 1 && now.1 <= files + files / 10).then_some(())
     });
     let now = held_by(agent.pid()).2;
     assert!(now < memory + memory / 4, "{memory} KiB grew to {now} KiB");

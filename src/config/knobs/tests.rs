@@ -35,7 +35,6 @@ fn sample(knob: &Knob) -> (&'static str, &'static str) {
         Form::Text("FILE") => ("/f", "/f"),
         Form::Text("HEADER") => ("x-other", "x-other"),
         Form::Text("POLICY") => ("dynamo", "dynamo"),
-        Form::Text("FILE") => ("/a.jsonl", "/a.jsonl"),
         Form::Count(_) => ("7", "7"),
         Form::Bytes => ("1MiB", "1MiB"),
         Form::Time => ("3s", "3s"),
