@@ -15,10 +15,18 @@ use hyper::{
     header::{self, HeaderName, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
+use std::time::Duration;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    time::timeout,
 };
+
+/// How long [`get`] and [`post`] wait: longer than the admin port keeps a connection, so that it is not given up early.
+const PATIENCE: Duration = Duration::from_secs(35);
+
+/// The longest answer that they take, in bytes: metrics of some ten thousand ranks.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +45,9 @@ pub enum ClientError {
     /// The request could not be sent or the answer not be read.
     #[error("HTTP: {0}")]
     Http(#[from] hyper::Error),
+    /// Something listens there, and says nothing.
+    #[error("no answer in {0} seconds")]
+    Silent(u64),
     /// The answer is longer than is taken, or broke off.
     #[error("the answer cannot be read to its end: {0}")]
     Body(Box<dyn std::error::Error + Send + Sync>),
@@ -93,21 +104,25 @@ impl Answering {
     }
 }
 
-/// Sends a POST with a JSON body and reads the answer to its end.
+/// Sends a POST with a JSON body and reads the answer to its end, which must come in half a minute.
 ///
 /// # Errors
 /// [`ClientError`]; an answer of any status is none.
 pub async fn post(addr: &str, target: &str, body: Bytes) -> Result<Answer, ClientError> {
-    let request = Request { method: Method::POST, body, ..Request::get(target) };
-    exchange(addr, None, request).await?.read(usize::MAX).await
+    ask(addr, Request { method: Method::POST, body, ..Request::get(target) }, PATIENCE).await
 }
 
-/// Sends a GET and reads the answer to its end.
+/// Sends a GET and reads the answer to its end, likewise.
 ///
 /// # Errors
 /// As [`post`].
 pub async fn get(addr: &str, target: &str) -> Result<Answer, ClientError> {
-    exchange(addr, None, Request::get(target)).await?.read(usize::MAX).await
+    ask(addr, Request::get(target), PATIENCE).await
+}
+
+async fn ask(addr: &str, request: Request<'_>, patience: Duration) -> Result<Answer, ClientError> {
+    let answer = async { exchange(addr, None, request).await?.read(MAX_ANSWER_BYTES).await };
+    timeout(patience, answer).await.unwrap_or(Err(ClientError::Silent(patience.as_secs())))
 }
 
 /// Sends a request to an address, over TLS with a server of this name where given, and returns the answer as soon as its
@@ -148,4 +163,18 @@ async fn send(
         built = built.header(header::CONTENT_TYPE, "application/json");
     }
     Ok(Answering(sender.send_request(built.body(Full::new(body))?).await?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn who_listens_and_says_nothing_is_given_up() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = silent.local_addr().expect("bound").to_string();
+        let answer = ask(&addr, Request::get("/status"), Duration::from_millis(1)).await;
+        assert!(matches!(answer, Err(ClientError::Silent(0))), "{answer:?}");
+    }
 }

@@ -296,6 +296,46 @@ fn operate(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
+fn a_reader_that_leaves_is_no_failure_and_a_full_disk_is_one() {
+    let agent = Agent::start();
+    let printing: [&[&str]; 5] = [
+        &["pool", "--admin", &agent.admin],
+        &["replica", "--json", "--admin", &agent.admin],
+        &["haproxy-config", "all"],
+        &["doctor", "--config", "/nowhere"],
+        &["bundle", "--config", "/nowhere", "--out", "-"],
+    ];
+    for args in printing {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let full = std::fs::File::create("/dev/full").expect("a full disk");
+        for (out, expected) in [(Stdio::from(writer), None), (Stdio::from(full), Some(70))] {
+            let output = Command::new(env!("CARGO_BIN_EXE_kvspoa")).args(args).stdout(out).output();
+            let output = output.expect("the binary runs");
+            let (status, said) = (output.status.code(), text(&output.stderr));
+            let wanted = expected.unwrap_or(if args[0] == "doctor" { 64 } else { 0 });
+            assert_eq!((status, said.contains("panicked")), (Some(wanted), false), "{args:?}: {said}");
+        }
+    }
+    agent.end();
+}
+
+#[test]
+fn a_bundle_is_for_nobody_else() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    let [new, old] = ["new.json", "old.json"].map(|name| dir.path().join(name));
+    std::fs::write(&old, "of before").expect("written");
+    std::fs::set_permissions(&old, PermissionsExt::from_mode(0o644)).expect("for all to read");
+    for path in [new, old] {
+        let output = kvspoa(&["bundle", "--config", "/nowhere", "--out", path.to_str().expect("UTF-8")]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let mode = std::fs::metadata(&path).expect("written").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+    }
+}
+
+#[test]
 fn an_operator_is_told_what_was_done_and_what_was_not() {
     let agent = Agent::start();
     assert!(agent.post("/explain", "{}").starts_with("HTTP/1.1 200 "));

@@ -1,5 +1,6 @@
 //! `kvspoa explain`: asks the admin port of a running agent.
 
+use super::out::print_line;
 use crate::{
     client,
     config::{DEFAULT_ADMIN, HostPort},
@@ -55,8 +56,7 @@ pub(super) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         bail!("the agent answered {}: {}", answer.status, text.trim());
     }
     let json: serde_json::Value = serde_json::from_str(&text).context("the agent's answer is not JSON")?;
-    println!("{json:#}");
-    Ok(())
+    print_line(format_args!("{json:#}"))
 }
 
 /// Percent-encodes all that is not plain in a query.

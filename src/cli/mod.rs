@@ -3,6 +3,7 @@
 mod check;
 mod explain;
 mod operate;
+mod out;
 mod report;
 
 use crate::{
@@ -192,19 +193,17 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => block_on(explain::run(args))?,
         Command::Model(ModelCommand::Fetch(args)) => {
             let dir = block_on(hub::fetch(&args, |file| eprintln!("fetching {file}")))??;
-            println!("{}", dir.display());
-            Ok(())
+            out::print_line(dir.display())
         }
         Command::HaproxyConfig(args) => {
-            print!("{}", haproxy_config::run(&args, &mut |finding| eprintln!("{finding}"))?);
-            Ok(())
+            out::print(haproxy_config::run(&args, &mut |finding| eprintln!("{finding}"))?)
         }
         Command::Pool(args) => block_on(operate::pool(args))?,
         Command::Replica(args) => block_on(operate::replica(args))?,
         Command::ShadowReport(args) => block_on(report::run(args))?,
         Command::Simulate(args) => block_on(sim::run_until_signal(args))?.map_err(anyhow::Error::from),
         Command::Demo(args) => block_on(demo::run(args))?,
-        Command::Replay(args) => Ok(replay::run(&args)?),
+        Command::Replay(args) => out::print(replay::run(&args)?),
     };
     done.map(|()| ExitCode::SUCCESS)
 }
@@ -213,28 +212,35 @@ fn bundle(args: &BundleCommand) -> anyhow::Result<()> {
     let bundle = block_on(doctor::bundle(args.config.load(), &args.doctor))?;
     let text = format!("{bundle:#}\n");
     if args.out.as_os_str() == "-" {
-        print!("{text}");
-    } else {
-        write_private(&args.out, &text).with_context(|| args.out.display().to_string())?;
-        println!("{}", args.out.display());
+        return out::print(text);
     }
-    Ok(())
+    write_private(&args.out, &text).with_context(|| args.out.display().to_string())?;
+    out::print_line(args.out.display())
 }
 
 /// For nobody else on this machine: names and addresses are in it.
 fn write_private(path: &std::path::Path, text: &str) -> std::io::Result<()> {
-    use std::{io::Write, os::unix::fs::OpenOptionsExt};
+    use std::{
+        fs::Permissions,
+        io::Write,
+        os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    };
     let mut options = std::fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(text.as_bytes())
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    // One that was there may have been for all; a device stays as it is.
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    file.write_all(text.as_bytes())
 }
 
 fn examine(args: &DoctorCommand) -> anyhow::Result<ExitCode> {
     let config = args.config.load().map(|loaded| loaded.config);
     let report = block_on(doctor::examine(config, &args.doctor))?;
     if args.json {
-        println!("{:#}", report.json());
+        out::print_line(format_args!("{:#}", report.json()))?;
     } else {
-        print!("{report}");
+        out::print(&report)?;
     }
     Ok(ExitCode::from(report.exit_code()))
 }

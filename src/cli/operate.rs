@@ -1,5 +1,6 @@
 //! `kvspoa pool` and `kvspoa replica`: what an operator looks at and switches in a running agent.
 
+use super::out::{print, print_line};
 use crate::{
     client::{self, Answer},
     config::{DEFAULT_ADMIN, HostPort, Mode},
@@ -149,12 +150,7 @@ impl Asking {
     }
 
     pub(super) fn show(&self, json: &Value, table: impl FnOnce() -> String) -> anyhow::Result<()> {
-        if self.json {
-            println!("{json:#}");
-        } else {
-            print!("{}", table());
-        }
-        Ok(())
+        if self.json { print_line(format_args!("{json:#}")) } else { print(table()) }
     }
 }
 

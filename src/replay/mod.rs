@@ -48,12 +48,12 @@ use workload::Workload;
 /// Tokens that one hash id of a Mooncake trace stands for.
 const TRACE_PIECE_TOKENS: u32 = 512;
 
-/// Plays what the flags say and prints the outcome.
+/// Plays what the flags say; the outcome, to be printed.
 ///
 /// # Errors
 /// A file cannot be read or written, a trace has a bad line, a weight does not exist, or a prompt is larger than the
 /// replicas.
-pub fn run(args: &ReplayArgs) -> Result<(), ReplayError> {
+pub fn run(args: &ReplayArgs) -> Result<String, ReplayError> {
     let variants = variants(args)?;
     let workload = workload(args)?;
     let rows = runs::run_all(args, &workload, &variants)?;
@@ -61,8 +61,7 @@ pub fn run(args: &ReplayArgs) -> Result<(), ReplayError> {
         let chart = chart::render(&title(args, &workload), &rows);
         fs::write(path, chart).map_err(|source| ReplayError::Chart { path: path.clone(), source })?;
     }
-    print!("{}", if args.json { table::json(&rows) } else { table::markdown(&rows) });
-    Ok(())
+    Ok(if args.json { table::json(&rows) } else { table::markdown(&rows) })
 }
 
 fn title(args: &ReplayArgs, workload: &Workload) -> String {

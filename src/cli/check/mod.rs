@@ -2,7 +2,7 @@
 
 mod memory;
 
-use super::{ConfigArgs, block_on};
+use super::{ConfigArgs, block_on, out::print_line};
 use crate::{
     agent,
     config::{Loaded, Origin, Setting},
@@ -45,8 +45,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             "memory": memory.json(),
             "warnings": warnings,
         });
-        println!("{all:#}");
-        return Ok(());
+        return print_line(format_args!("{all:#}"));
     }
     // Of a long list of replicas, what is told of each.
     let is_told = |setting: &Setting| setting.origin != Origin::Default || !setting.is_of_replica();
@@ -56,14 +55,13 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     };
     let (keys, values) = (width(|setting| setting.key.clone()), width(Setting::text).min(MAX_VALUE));
     for setting in &settings {
-        println!("{:keys$}  {:values$}  {}", setting.key, setting.text(), setting.origin);
+        print_line(format_args!("{:keys$}  {:values$}  {}", setting.key, setting.text(), setting.origin))?;
     }
-    verdict.lines.iter().for_each(|line| println!("{line}"));
+    verdict.lines.iter().try_for_each(print_line)?;
     for warning in warnings {
         eprintln!("warning: {warning}");
     }
-    println!("{file}: ok, {} pool(s), {replicas} replica(s)", config.pools.len());
-    Ok(())
+    print_line(format_args!("{file}: ok, {} pool(s), {replicas} replica(s)", config.pools.len()))
 }
 
 /// A longer value, such as a list of endpoints, may break the column.
