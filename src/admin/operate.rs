@@ -59,8 +59,12 @@ pub(super) fn operate(
 }
 
 /// Whether a request was sent by a program that means it. A page in a browser on this machine could send a form here, but
-/// not JSON: for that the browser asks first, and is refused.
+/// not JSON: for that the browser asks first, and is refused. One whose own name leads to this machine (DNS rebinding)
+/// need not ask, but the browser says in `Origin` where it is from, as with every POST; our page sends none.
 fn is_meant(headers: &HeaderMap) -> Result<(), Refused> {
+    if headers.contains_key(header::ORIGIN) {
+        return Err((StatusCode::FORBIDDEN, "pages in browsers may look, and switch nothing".to_owned()));
+    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_json = kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json");
     let why = || {
@@ -125,6 +129,17 @@ mod tests {
                 headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
             }
             assert_eq!(is_meant(&headers).err().map(|(status, _)| status), status, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn no_page_in_a_browser_is_meant() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for origin in ["http://evil.example:9102", "null", "http://127.0.0.1:9102"] {
+            headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
+            let refused = is_meant(&headers).err().map(|(status, _)| status);
+            assert_eq!(refused, Some(StatusCode::FORBIDDEN), "{origin}");
         }
     }
 }
