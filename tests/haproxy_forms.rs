@@ -4,6 +4,7 @@
 mod support;
 
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -332,6 +333,31 @@ backend llm
     balance leastconn
     server one 127.0.0.1:2
 ";
+
+#[test]
+fn a_copy_is_for_those_who_may_read_the_original_and_nobody_may_change_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let site = write(directory.path(), "haproxy.cfg", SMALL_SITE);
+    let set_mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("permissions");
+    };
+    let out = directory.path().join("out");
+    let copy = out.join("haproxy.cfg");
+    set_mode(&site, 0o440);
+    for _ in ["new", "once more"] {
+        assert!(fit(&site, &[]).status.success());
+        let mode = std::fs::metadata(&copy).expect("written").permissions().mode();
+        assert_eq!(mode & 0o777, 0o640, "passwords may be in it");
+        set_mode(&copy, 0o644);
+    }
+    std::fs::remove_file(&copy).expect("removed");
+    set_mode(&out, 0o777);
+    let output = fit(&site, &[]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(said.contains("anybody may write there: choose another folder"), "{said}");
+    assert!(!copy.exists());
+}
 
 #[test]
 fn files_in_use_are_not_replaced() {

@@ -3,6 +3,8 @@
 use std::{
     fmt::Write as _,
     fs,
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -89,6 +91,9 @@ pub enum HaproxyConfigError {
     /// `--out` would replace what is in use.
     #[error("--out: {0} has files that HAProxy or kvspoa read: choose another folder")]
     OutInUse(String),
+    /// Others could change what is written before it is put in use.
+    #[error("--out: {0} is another user's, or anybody may write there: choose another folder")]
+    OutOfOthers(String),
     /// Two files of the same name cannot be written into one folder.
     #[error("two files are named {0}: print the parts, and paste them")]
     SameName(String),
@@ -189,11 +194,19 @@ fn write(
     site: &Site,
     fit: &Fit,
 ) -> Result<String, HaproxyConfigError> {
-    fs::create_dir_all(folder).map_err(|error| unwritten(folder, error))?;
+    // Whatever the umask allows.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)
+        .map_err(|error| unwritten(folder, error))?;
     let sources = files(&args.haproxy_cfg)?;
     let folders = sources.iter().filter_map(|(path, _)| path.parent()).chain([Path::new(OUR_FOLDER)]);
     if folders.map(absolute).any(|used| used == absolute(folder)) {
         return Err(HaproxyConfigError::OutInUse(folder.display().to_string()));
+    }
+    if !is_ours(folder).map_err(|error| unwritten(folder, error))? {
+        return Err(HaproxyConfigError::OutOfOthers(folder.display().to_string()));
     }
     let write = |name: &Path, bytes: &[u8]| {
         let path = folder.join(name);
@@ -223,7 +236,8 @@ fn write(
         }
         let bytes =
             fs::read(&path).map_err(|error| CfgError::Read { path: path.display().to_string(), error })?;
-        let copy = write(Path::new(&name), &fit.apply(&path, &bytes))?;
+        let copy = folder.join(&name);
+        write_like(&path, &copy, &fit.apply(&path, &bytes)).map_err(|error| unwritten(&copy, error))?;
         let _ = write!(check, " -f {}", copy.display());
         let places: Vec<String> = edits.iter().map(|edit| described(edit)).collect();
         copies.push(format!("cp {} {}    # with {}", copy.display(), path.display(), places.join(", ")));
@@ -283,6 +297,21 @@ fn absolute(folder: &Path) -> PathBuf {
     // The parent of a bare name.
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
+}
+
+/// Whether nobody else may change what lies there: root will copy it to where HAProxy reads it.
+fn is_ours(folder: &Path) -> io::Result<bool> {
+    let (folder, us) = (fs::metadata(folder)?, fs::metadata("/proc/self")?);
+    Ok(folder.uid() == us.uid() && folder.mode() & 0o002 == 0)
+}
+
+/// Writes a copy that those may read who may read the original: passwords may be in it.
+fn write_like(original: &Path, copy: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mode = fs::metadata(original)?.mode() & 0o777;
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(copy)?;
+    // Before anything is in it; writable for the next time.
+    file.set_permissions(fs::Permissions::from_mode(mode | 0o200))?;
+    file.write_all(bytes)
 }
 
 fn unwritten(path: &Path, error: std::io::Error) -> HaproxyConfigError {

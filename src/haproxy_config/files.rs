@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -66,10 +67,19 @@ pub fn files(paths: &[PathBuf]) -> Result<Vec<(PathBuf, String)>, CfgError> {
     all.into_iter().map(|path| text(&path).map(|text| (path, text))).collect()
 }
 
+/// The longest file that is read, in bytes: some ten thousand backends have a tenth of it.
+const MAX_BYTES: u64 = 64 << 20;
+
 /// A file's text. Bytes that are not UTF-8, as old comments have, are replaced.
 pub(super) fn text(path: &Path) -> Result<String, CfgError> {
-    let bytes = fs::read(path).map_err(|error| unreadable(path, error))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
+    match read.map_err(|error| unreadable(path, error))? {
+        length if length as u64 > MAX_BYTES => {
+            Err(unreadable(path, io::Error::other(format!("longer than {MAX_BYTES} bytes"))))
+        }
+        _ => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+    }
 }
 
 fn unreadable(path: &Path, error: std::io::Error) -> CfgError {
@@ -79,6 +89,12 @@ fn unreadable(path: &Path, error: std::io::Error) -> CfgError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_without_an_end_is_refused() {
+        let refused = text(Path::new("/dev/zero")).expect_err("refused").to_string();
+        assert_eq!(refused, "/dev/zero: longer than 67108864 bytes");
+    }
 
     #[test]
     fn of_a_folder_the_cfg_files_count_in_the_order_of_their_names() {

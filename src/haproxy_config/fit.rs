@@ -39,8 +39,13 @@ pub fn fit(cfg: &HaproxyCfg, pools: &[String], names: &Names) -> Fit {
         }
         None => fit.choose_names(cfg),
     }
+    let is_pool = |section: &Section| section.is_backend() && pools.contains(&section.name);
+    // Once for each pool, not for each section: a site may have thousands.
+    let ways: Vec<&Section> =
+        cfg.sections(is_pool).flat_map(|pool| cfg.ways_to(pool)).map(|(way, _)| way).collect();
     for section in &cfg.sections {
-        fit.place_lines(cfg, pools, section);
+        let is_way = ways.iter().any(|way| std::ptr::eq(*way, section));
+        fit.place_lines(section, is_way, is_pool(section));
     }
     if agent(cfg, &fit.names.agent_backend).is_none()
         && let Some(last) = cfg.sections.last()
@@ -77,13 +82,11 @@ impl Fit {
         self.notes.push(Finding::new(Severity::Note, FindingKind::NameTaken, Some(place), what, remedy));
     }
 
-    fn place_lines(&mut self, cfg: &HaproxyCfg, pools: &[String], section: &Section) {
-        let is_pool = |section: &Section| section.is_backend() && pools.contains(&section.name);
-        let leads = |pool: &&Section| cfg.ways_to(pool).iter().any(|(way, _)| std::ptr::eq(*way, section));
-        let is_way = section.is_frontend() && cfg.sections(is_pool).any(|pool| leads(&pool));
+    /// `is_way`: requests come from here to a pool; `is_pool`: it is one. A `listen` may be both.
+    fn place_lines(&mut self, section: &Section, is_way: bool, is_pool: bool) {
         let wanted = [
             (is_way, Form::Frontend, frontend_line(section).is_some()),
-            (is_pool(section), Form::Backend, BackendLines::of(section).is_some()),
+            (is_pool, Form::Backend, BackendLines::of(section).is_some()),
         ];
         for (_, form, in_place) in wanted.into_iter().filter(|(wanted, ..)| *wanted) {
             if in_place {
