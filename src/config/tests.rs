@@ -195,6 +195,17 @@ fn the_agent_answers_before_haproxy_gives_up() {
 }
 
 #[test]
+fn an_address_with_a_password_is_refused_and_not_said_again() {
+    for text in ["user:s3cret@h:80", "http://user:s3cret@h:80", "https://user:s3cret@h:80/"] {
+        let refused = text.parse::<HttpAddr>().expect_err("refused");
+        assert_eq!(refused, "an address has no user and no password: use host:port");
+    }
+    for text in ["foo bar:1", "h\u{1b}[2J:1", "h/x:1", ":1", "h", "h:65536"] {
+        assert!(text.parse::<HostPort>().is_err(), "{text:?}");
+    }
+}
+
+#[test]
 fn the_runtime_socket_is_a_path_or_an_address() {
     assert_eq!(parse(MINIMAL).expect("valid").haproxy.socket, None);
     let read = |text: &str| {

@@ -147,8 +147,15 @@ impl FromStr for HostPort {
     fn from_str(text: &str) -> Result<Self, String> {
         let bare = text.strip_prefix("http://").unwrap_or(text);
         let bare = bare.strip_suffix('/').unwrap_or(bare);
+        if bare.contains('@') {
+            // Not said again: addresses are shown, passwords are not.
+            return Err("an address has no user and no password: use host:port".to_owned());
+        }
+        let is_odd = |c: char| c == '/' || c.is_whitespace() || c.is_control();
         match bare.rsplit_once(':') {
-            Some((host, port)) if !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok() => {
+            Some((host, port))
+                if !host.is_empty() && !host.contains(is_odd) && port.parse::<u16>().is_ok() =>
+            {
                 Ok(Self(bare.to_owned()))
             }
             _ => Err(format!("`{text}` is not an address: use host:port, as in \"127.0.0.1:8101\"")),
