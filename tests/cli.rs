@@ -298,6 +298,7 @@ fn operate(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
 #[test]
 fn a_reader_that_leaves_is_no_failure_and_a_full_disk_is_one() {
     let agent = Agent::start();
+    assert!(agent.post("/explain", "{}").starts_with("HTTP/1.1 200 "));
     let printing: [&[&str]; 5] = [
         &["pool", "--admin", &agent.admin],
         &["replica", "--json", "--admin", &agent.admin],
