@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// As the subscriber's own defaults.
 const LIMITS: SocketLimits = SocketLimits { receive_queue: 1000, message_bytes: 64 << 20 };
 
+/// What of a replay is kept, in bytes: the last batches of a busy engine are a thousandth of it.
+const MAX_REPLAY_BYTES: usize = 64 << 20;
+
 /// A subscription whose publisher may be there or not.
 pub struct Probe {
     live: LiveSocket,
@@ -64,8 +67,9 @@ impl Probe {
                 Some((topic, Received::Batch { seq, payload })) => {
                     return Some(Message { topic: topic.to_vec(), seq, payload: payload.to_vec() });
                 }
-                Some(_) => {}
+                Some(_) if Instant::now() < until => {}
                 None if wait(&self.live.events, until) => {}
+                Some(_) => return None,
                 None => return None,
             }
         }
@@ -79,7 +83,7 @@ impl std::fmt::Debug for Probe {
 }
 
 /// Asks a replay endpoint for the batches from `from` on. A number that is not reached yet asks for none, but for the
-/// end marker, which costs the engine next to nothing.
+/// end marker, which costs the engine next to nothing. What comes after `patience`, or beyond 64 MiB, is not waited for.
 ///
 /// # Errors
 /// The socket could not be made.
@@ -88,9 +92,11 @@ pub fn replay(endpoint: &Endpoint, from: u64, patience: Duration) -> Result<Repl
     let asked = replayer.request_replay(endpoint, from).map_err(SocketError)?;
     let until = Instant::now() + patience;
     let mut replay = Replay::default();
-    while !replay.is_ended {
+    let mut bytes = 0;
+    while !replay.is_ended && bytes < MAX_REPLAY_BYTES && Instant::now() < until {
         match asked.receive() {
             Some(Received::Batch { seq, payload }) => {
+                bytes += payload.len();
                 replay.batches.push(Message { topic: Vec::new(), seq, payload: payload.to_vec() });
             }
             Some(Received::End) => replay.is_ended = true,
@@ -107,4 +113,38 @@ fn wait(socket: &zmq::Socket, until: Instant) -> bool {
     let left = until.saturating_duration_since(Instant::now());
     let millis = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
     socket.poll(zmq::POLLIN, millis).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_replay_without_an_end_is_given_up() {
+        let context = zmq::Context::new();
+        let engine = context.socket(zmq::ROUTER).expect("a socket");
+        engine.set_linger(0).expect("set");
+        engine.set_sndtimeo(10).expect("set");
+        engine.bind("tcp://127.0.0.1:*").expect("bound");
+        let address = engine.get_last_endpoint().expect("bound").expect("UTF-8");
+        let is_over = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let asked = engine.recv_multipart(0).expect("a request");
+                let payload = vec![1; 1 << 20];
+                let batch = [&asked[0][..], b"", &7_u64.to_be_bytes(), &payload];
+                while !is_over.load(Ordering::Relaxed) {
+                    // The queue may be full, or the other end gone.
+                    let _ = engine.send_multipart(batch, 0);
+                }
+            });
+            let endpoint = Endpoint::parse(&address).expect("an endpoint");
+            let replay = replay(&endpoint, 7, Duration::from_secs(60));
+            is_over.store(true, Ordering::Relaxed);
+            let replay = replay.expect("a socket");
+            let bytes: usize = replay.batches.iter().map(|batch| batch.payload.len()).sum();
+            assert_eq!((replay.is_ended, bytes), (false, MAX_REPLAY_BYTES));
+        });
+    }
 }
