@@ -25,8 +25,8 @@ use tokio::{
 /// How long [`get`] and [`post`] wait: longer than the admin port keeps a connection, so that it is not given up early.
 const PATIENCE: Duration = Duration::from_secs(35);
 
-/// The longest answer that they take, in bytes: metrics of some ten thousand ranks.
-const MAX_ANSWER_BYTES: usize = 64 << 20;
+/// The longest answer that they take, in bytes: a record of decisions may be large.
+const MAX_ANSWER_BYTES: usize = 1 << 30;
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
