@@ -242,7 +242,16 @@ impl Agent {
     /// Ends it; what it logged.
     fn end(mut self) -> String {
         self.child.kill().expect("a process of ours");
-        text(&self.child.wait_with_output().expect("it ends").stderr)
+        let mut log = String::new();
+        self.child.stderr.take().expect("piped").read_to_string(&mut log).expect("text");
+        log
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
