@@ -19,6 +19,14 @@ pub enum ReplayError {
     /// A request that no replica can run.
     #[error("the replicas are too small for the trace: {0}")]
     TooSmall(#[from] JobError),
+    /// Nothing would be measured.
+    #[error("of {requests} requests none counts behind a --warm-up of {warm_up}: lower it, or play more")]
+    AllWarmUp {
+        /// The requests that are played.
+        requests: usize,
+        /// Those at the start that do not count.
+        warm_up: usize,
+    },
     /// The chart cannot be written.
     #[error("--svg {}: {source}", path.display())]
     Chart {

@@ -83,7 +83,11 @@ fn workload(args: &ReplayArgs) -> Result<Workload, ReplayError> {
         Some(path) => workload.with_arrivals(&trace::read_arrivals(path)?),
         None => workload,
     };
-    Ok(workload.part(args.half))
+    let (workload, warm_up) = (workload.part(args.half), args.warm_up);
+    match workload.requests.len() {
+        requests if requests <= warm_up => Err(ReplayError::AllWarmUp { requests, warm_up }),
+        _ => Ok(workload),
+    }
 }
 
 /// Every policy once, the default one with every combination of the swept weights.
