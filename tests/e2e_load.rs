@@ -332,7 +332,9 @@ fn decided(road: &Road, mode: &str) -> f64 {
 #[test]
 fn in_the_shadow_haproxy_balances_as_without_and_a_switch_counts_from_the_next_request_on() {
     for_each_binary(|haproxy| {
-        let setup = Setup { pool: "mode = \"shadow\"\n", balance: "roundrobin", ..Setup::default() };
+        // Prompts of our own making, by which replicas are probed, would count among those that are made.
+        let agent = "engine.parity_probe = \"0s\"\n";
+        let setup = Setup { pool: "mode = \"shadow\"\n", balance: "roundrobin", agent, ..Setup::default() };
         let road = Road::set_up(haproxy, &setup);
         let body = json!({ "prompt": "What is the same for all. ".repeat(60), "max_tokens": 2 });
         let first = in_turn(&road, 6, &body);
@@ -540,8 +542,14 @@ fn agents_that_are_peers_weigh_each_others_load() {
             (second.agent.metric("kvspoa_requests") == 1.0).then_some(())
         });
         let known = second.agent.explain(COMPLETIONS, &body);
-        let home = known["chosen"].as_str().expect("a server");
-        assert!(replica(&known, home)["requests"] == 1, "the one that computes it: {known}");
+        for server in ["s1", "s2", "s3", "s4"] {
+            let computes = first.agent.metric_with("kvspoa_requests", &format!("\"{server}\""));
+            let there = replica(&known, server);
+            assert_eq!(there["requests"].as_f64(), Some(computes), "{server}: {known}");
+            let present =
+                [&there["booked_tokens"], &there["gpu_tokens"]].map(|tokens| tokens.as_u64().unwrap_or(0));
+            assert_eq!(present.iter().any(|tokens| *tokens > 0), computes > 0.0, "{server}: {known}");
+        }
         drop(stream);
         first.assert_no_load();
         second.assert_no_load();

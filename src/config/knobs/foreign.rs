@@ -153,7 +153,7 @@ pub const FOREIGN: &[Foreign] = &[
         default: "60",
         read: positive_number,
         effect: Nothing,
-        why: "the replica keeps the tokens, and reads it; so does the simulated one (`kvspoa replica`)",
+        why: "the replica keeps the tokens, and reads it; so does the simulated one (`kvspoa simulate`)",
     },
     Foreign {
         name: "RAY_SERVE_LLM_KV_TOKEN_STAGING_MAX_ENTRIES",
