@@ -369,7 +369,7 @@ fn settings(config: &Config) -> PoolSettings {
 fn policy(select: &config::Select) -> Policy {
     match select.policy {
         PolicyName::Cost => Policy::Cost(CostConfig::default()),
-        PolicyName::Dynamo => Policy::Dynamo(select.dynamo.into()),
+        PolicyName::Dynamo => Policy::Dynamo(select.dynamo),
         PolicyName::LeastLoaded => Policy::LeastLoaded,
         PolicyName::RoundRobin => Policy::RoundRobin,
     }

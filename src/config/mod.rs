@@ -153,9 +153,9 @@ pub struct Select {
 /// The weights of Dynamo's formula, under its names.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DynamoWeights {
-    /// What a GPU block saves, in blocks.
+    /// What a GPU block saves, in blocks; above 1 amplifies.
     pub overlap_score_credit: f64,
-    /// How fast that fades with a rank's excess of queued prefill.
+    /// How fast that fades with a rank's excess of queued prefill; 0 is off.
     pub overlap_score_credit_decay: f64,
     /// The weight of prefill against decode.
     pub prefill_load_scale: f64,
@@ -165,8 +165,14 @@ pub struct DynamoWeights {
     pub disk_cache_hit_weight: f64,
     /// Blocks that each active request counts for besides its own.
     pub decode_active_request_weight: f64,
-    /// 0 takes the lowest cost; higher draws more evenly.
+    /// 0 takes the lowest cost; higher draws more evenly, relative to the spread of costs.
     pub router_temperature: f64,
+}
+
+impl Default for DynamoWeights {
+    fn default() -> Self {
+        raw::RawDynamo::default().into()
+    }
 }
 
 /// The policies that can be named.

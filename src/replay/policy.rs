@@ -4,7 +4,8 @@ use super::{
     agent::Router,
     rival::{Rival, RivalPolicy, Sees, TokenCost},
 };
-use crate::select::{CostConfig, DynamoConfig, Policy, Scheduler, SchedulerConfig};
+use crate::config::DynamoWeights;
+use crate::select::{CostConfig, Policy, Scheduler, SchedulerConfig};
 use std::time::Duration;
 
 /// A policy. The first five are kvspoa's own and run the code that the agent runs; the others are models of other
@@ -84,7 +85,7 @@ impl PolicyName {
         let tuned = TokenCost { own_weight: 6.0, context_weight: 0.01, ..plain };
         match self {
             Self::Cost => product(Policy::Cost(weights.cost)),
-            Self::Dynamo => product(Policy::Dynamo(DynamoConfig::default())),
+            Self::Dynamo => product(Policy::Dynamo(DynamoWeights::default())),
             Self::LeastLoaded => product(Policy::LeastLoaded),
             Self::RoundRobin => product(Policy::RoundRobin),
             Self::PrefixHash => product(Policy::PrefixHash { head_tokens: 1024 }),
@@ -95,11 +96,11 @@ impl PolicyName {
                 rival(RivalPolicy::Tokens(TokenCost { sees: Sees::BoundedHistory, ..tuned }))
             }
             Self::DynamoTuned => {
-                let config = DynamoConfig {
+                let config = DynamoWeights {
                     overlap_score_credit: 8.0,
                     prefill_load_scale: 100.0,
                     host_cache_hit_weight: 1.0,
-                    ..DynamoConfig::default()
+                    ..DynamoWeights::default()
                 };
                 rival(RivalPolicy::Dynamo(config, true))
             }

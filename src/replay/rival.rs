@@ -6,7 +6,8 @@
 
 use super::history::History;
 use crate::{
-    select::{Ask, Candidate, DynamoConfig, PromptBlocks, SequenceKey},
+    config::DynamoWeights,
+    select::{Ask, Candidate, PromptBlocks, SequenceKey},
     units::{RankId, RequestId, SequenceHash},
 };
 use hashbrown::HashMap;
@@ -18,7 +19,7 @@ pub(super) enum RivalPolicy {
     /// Queued tokens, own uncached tokens and contexts, each by a weight.
     Tokens(TokenCost),
     /// Dynamo's formula, and whether booked prompts count as cached (predict-on-route).
-    Dynamo(DynamoConfig, bool),
+    Dynamo(DynamoWeights, bool),
     /// SGLang's router: the longest match of its own history, unless too little matches or the load is uneven.
     Sglang,
     /// llm-d: scores of the queue, of KV usage and of the prefix, weighed 2 : 2 : 3.

@@ -1,6 +1,7 @@
 //! What a scheduler is told once.
 
-use super::{CostConfig, DynamoConfig};
+use super::CostConfig;
+use crate::config::DynamoWeights;
 use std::time::Duration;
 
 /// How candidates are weighed.
@@ -9,7 +10,7 @@ pub enum Policy {
     /// Cached prefix against load, in tokens: the default.
     Cost(CostConfig),
     /// Dynamo's formula.
-    Dynamo(DynamoConfig),
+    Dynamo(DynamoWeights),
     /// Fewest requests in flight.
     LeastLoaded,
     /// Each in turn.

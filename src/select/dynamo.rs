@@ -5,54 +5,7 @@ use super::candidate::Candidate;
 use super::choose::Terms;
 use crate::config::DynamoWeights;
 
-/// Dynamo's parameters and their defaults.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct DynamoConfig {
-    /// `overlap_score_credit`: what a GPU block saves, in blocks; above 1 amplifies.
-    pub overlap_score_credit: f64,
-    /// `overlap_score_credit_decay`: how fast that credit fades with a rank's excess of queued prefill; 0 is off.
-    pub overlap_score_credit_decay: f64,
-    /// `prefill_load_scale`: weight of prefill against decode.
-    pub prefill_load_scale: f64,
-    /// `host_cache_hit_weight`: what a CPU block saves, 0 to 1.
-    pub host_cache_hit_weight: f64,
-    /// `disk_cache_hit_weight`: what a block on disk saves, 0 to 1.
-    pub disk_cache_hit_weight: f64,
-    /// `decode_active_request_weight`: blocks that each active request counts for besides its own.
-    pub decode_active_request_weight: f64,
-    /// `router_temperature`: 0 takes the lowest cost; higher chooses more evenly, relative to the spread of costs.
-    pub router_temperature: f64,
-}
-
-impl Default for DynamoConfig {
-    fn default() -> Self {
-        Self {
-            overlap_score_credit: 1.0,
-            overlap_score_credit_decay: 0.0,
-            prefill_load_scale: 1.0,
-            host_cache_hit_weight: 0.75,
-            disk_cache_hit_weight: 0.25,
-            decode_active_request_weight: 0.0,
-            router_temperature: 0.0,
-        }
-    }
-}
-
-impl From<DynamoWeights> for DynamoConfig {
-    fn from(weights: DynamoWeights) -> Self {
-        Self {
-            overlap_score_credit: weights.overlap_score_credit,
-            overlap_score_credit_decay: weights.overlap_score_credit_decay,
-            prefill_load_scale: weights.prefill_load_scale,
-            host_cache_hit_weight: weights.host_cache_hit_weight,
-            disk_cache_hit_weight: weights.disk_cache_hit_weight,
-            decode_active_request_weight: weights.decode_active_request_weight,
-            router_temperature: weights.router_temperature,
-        }
-    }
-}
-
-impl DynamoConfig {
+impl DynamoWeights {
     /// Prices the candidates that can be chosen; `terms` and `candidates` are in the same order. Blocks count as the
     /// index has them, the last one included. Bookings count as load only; `uncached_tokens` becomes Dynamo's
     /// `effective_prefill_tokens`, which is what a booking adds.
@@ -121,7 +74,7 @@ mod tests {
 
     /// A prompt of 160 tokens, 10 blocks, of which rank 0 holds 4 on the GPU, 2 in host memory and 2 on disk, after
     /// another prompt of 320 tokens was booked on it.
-    fn choice(config: DynamoConfig) -> Choice {
+    fn choice(config: DynamoWeights) -> Choice {
         let mut pool = Pool::new(2, Policy::Dynamo(config));
         let busy = pool.ask(&prompt(&[(1, 320)]), None);
         pool.scheduler.book(&busy, &pool.candidates[..1], pool.now);
@@ -133,7 +86,7 @@ mod tests {
         pool.book(&ask)
     }
 
-    fn costs(config: DynamoConfig) -> [f64; 2] {
+    fn costs(config: DynamoWeights) -> [f64; 2] {
         let terms = choice(config).terms;
         [terms[0].cost, terms[1].cost]
     }
@@ -141,25 +94,35 @@ mod tests {
     #[test]
     fn the_cost_is_dynamos() {
         // Rank 0: prefill (320 + 160) / 16 - (4 + 0.75 * 2 + 0.25 * 2), decode 20 active + 10 new. Rank 1: 10 + 10.
-        assert_eq!(costs(DynamoConfig::default()), [24.0 + 30.0, 20.0]);
-        let scaled = DynamoConfig { prefill_load_scale: 2.0, ..DynamoConfig::default() };
+        assert_eq!(costs(DynamoWeights::default()), [24.0 + 30.0, 20.0]);
+        let scaled = DynamoWeights { prefill_load_scale: 2.0, ..DynamoWeights::default() };
         assert_eq!(costs(scaled), [48.0 + 30.0, 30.0]);
-        let counted = DynamoConfig { decode_active_request_weight: 3.0, ..DynamoConfig::default() };
+        let counted = DynamoWeights { decode_active_request_weight: 3.0, ..DynamoWeights::default() };
         assert_eq!(costs(counted), [24.0 + 30.0 + 3.0, 20.0]);
     }
 
     #[test]
     fn the_configured_weights_are_dynamos_unless_told_otherwise() {
-        let weights = |more: &str| -> DynamoConfig {
+        let weights = |more: &str| -> DynamoWeights {
             let text = format!("haproxy.socket = \"/h\"\n{more}\n[[pool]]\nbackend = \"b\"\n");
             let config = Config::parse(&text, Path::new("k.toml"), &Overrides::default()).expect("valid");
-            config.select.dynamo.into()
+            config.select.dynamo
         };
-        assert_eq!(weights(""), DynamoConfig::default());
+        // Dynamo's own (1.6.1).
+        let own = DynamoWeights {
+            overlap_score_credit: 1.0,
+            overlap_score_credit_decay: 0.0,
+            prefill_load_scale: 1.0,
+            host_cache_hit_weight: 0.75,
+            disk_cache_hit_weight: 0.25,
+            decode_active_request_weight: 0.0,
+            router_temperature: 0.0,
+        };
+        assert_eq!(weights(""), own);
         let all = "[select.dynamo]\noverlap_score_credit = 1.5\noverlap_score_credit_decay = 0.25\n\
                    prefill_load_scale = 2\nhost_cache_hit_weight = 0.5\ndisk_cache_hit_weight = 0.125\n\
                    decode_active_request_weight = 3\nrouter_temperature = 0.75";
-        let expected = DynamoConfig {
+        let expected = DynamoWeights {
             overlap_score_credit: 1.5,
             overlap_score_credit_decay: 0.25,
             prefill_load_scale: 2.0,
@@ -174,21 +137,21 @@ mod tests {
     #[test]
     fn the_credit_amplifies_decays_and_never_makes_prefill_negative() {
         // An excess of 20 blocks over 10 asked for: 1 / (1 + 0.5 * 2) of the GPU credit is left.
-        let decayed = DynamoConfig { overlap_score_credit_decay: 0.5, ..DynamoConfig::default() };
+        let decayed = DynamoWeights { overlap_score_credit_decay: 0.5, ..DynamoWeights::default() };
         assert_eq!(costs(decayed)[0], 30.0 - (2.0 + 2.0) + 30.0);
-        let amplified = DynamoConfig { overlap_score_credit: 100.0, ..DynamoConfig::default() };
+        let amplified = DynamoWeights { overlap_score_credit: 100.0, ..DynamoWeights::default() };
         assert_eq!(costs(amplified)[0], 30.0);
     }
 
     #[test]
     fn a_booking_adds_the_effective_prefill_tokens() {
         // 160 - round(16 * (4 + 0.75 * 2 + 0.25 * 2)).
-        assert_eq!(choice(DynamoConfig::default()).terms[0].uncached_tokens, 64);
+        assert_eq!(choice(DynamoWeights::default()).terms[0].uncached_tokens, 64);
     }
 
     #[test]
     fn where_events_tell_nothing_what_was_sent_there_counts_as_cached() {
-        let mut pool = Pool::new(2, Policy::Dynamo(DynamoConfig::default()));
+        let mut pool = Pool::new(2, Policy::Dynamo(DynamoWeights::default()));
         for candidate in &mut pool.candidates {
             (candidate.trusted, candidate.history_blocks) = (false, 1000);
         }
@@ -202,13 +165,13 @@ mod tests {
 
     #[test]
     fn temperature_draws_by_the_spread_of_the_costs() {
-        let config = DynamoConfig { router_temperature: 1.0, ..DynamoConfig::default() };
+        let config = DynamoWeights { router_temperature: 1.0, ..DynamoWeights::default() };
         let terms = choice(config).terms;
         let mut rng = fastrand::Rng::with_seed(1);
         let dearer = (0..10_000).filter(|_| config.draw(&terms, &mut rng) == Some(0)).count();
         // e^-1 / (1 + e^-1) of 10,000.
         assert!((2550..=2830).contains(&dearer), "{dearer}");
-        let cold = DynamoConfig { router_temperature: 0.01, ..config };
+        let cold = DynamoWeights { router_temperature: 0.01, ..config };
         assert!((0..1000).all(|_| cold.draw(&terms, &mut rng) == Some(1)));
     }
 }

@@ -46,7 +46,6 @@ pub use candidate::{Candidate, EngineLoad, Slots};
 pub use choose::{Choice, Excluded, Reason, Terms};
 pub use config::{Policy, SchedulerConfig};
 pub use cost::CostConfig;
-pub use dynamo::DynamoConfig;
 pub use load::Load;
 pub use overlap::Overlap;
 pub use scheduler::{Booked, Counts, Ended, Scheduler, Sought};

@@ -211,7 +211,9 @@ fn chats_are_served_from_cache_and_evenly_whether_one_by_one_or_four_at_once() {
 #[test]
 fn the_default_serves_more_from_cache_than_the_other_policies() {
     let (ours, _) = mean(A, 4, Policy::default(), false);
-    for other in [Policy::RoundRobin, Policy::LeastLoaded, Policy::Dynamo(DynamoConfig::default())] {
+    for other in
+        [Policy::RoundRobin, Policy::LeastLoaded, Policy::Dynamo(crate::config::DynamoWeights::default())]
+    {
         let (theirs, _) = mean(A, 4, other, false);
         assert!(ours.cached_share > theirs.cached_share + 0.03, "{other:?}: {:.3}", theirs.cached_share);
     }

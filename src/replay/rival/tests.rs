@@ -50,7 +50,10 @@ fn siblings_follow_each_other_only_where_booked_prompts_count_or_history_is_kept
         (tokens(Sees::Events, true), true),
         (tokens(Sees::AllHistory, false), true),
         (
-            RivalPolicy::Dynamo(DynamoConfig { overlap_score_credit: 3.0, ..DynamoConfig::default() }, true),
+            RivalPolicy::Dynamo(
+                DynamoWeights { overlap_score_credit: 3.0, ..DynamoWeights::default() },
+                true,
+            ),
             true,
         ),
     ] {
@@ -74,7 +77,7 @@ fn a_history_as_large_as_the_caches_forgets() {
 
 #[test]
 fn dynamos_cost_is_prefill_less_credit_and_active_blocks() {
-    let mut rival = rival(RivalPolicy::Dynamo(DynamoConfig::default(), false));
+    let mut rival = rival(RivalPolicy::Dynamo(DynamoWeights::default(), false));
     rival.book(&ask(1, &[1, 2, 3, 4]), &candidates([1, 0])[0]);
     // 48 tokens queue; of 4 blocks 2 are cached here and 1 is active.
     let costs = rival.costs(&ask(2, &[1, 7, 8, 9]), &candidates([2, 0]));

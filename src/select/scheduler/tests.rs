@@ -6,7 +6,7 @@ use std::time::Duration;
 pub(super) fn policies() -> [Policy; 6] {
     [
         Policy::default(),
-        Policy::Dynamo(DynamoConfig::default()),
+        Policy::Dynamo(crate::config::DynamoWeights::default()),
         Policy::LeastLoaded,
         Policy::RoundRobin,
         Policy::SessionHash,
