@@ -3,4 +3,4 @@
 #[path = "../../src/config/rendering.rs"]
 mod rendering;
 
-pub use rendering::{ContentFormat, Rendering};
+pub use rendering::{Compat, ContentFormat, Rendering};
