@@ -359,12 +359,12 @@ fn an_operator_is_told_what_was_done_and_what_was_not() {
     let list: Value = serde_json::from_str(&list).expect("JSON");
     assert_eq!((status, &list[0]["server"], &list[0]["pool"]), (Some(0), &json!("s1"), &json!("be")));
     for (args, status, said) in [
-        (&["pool", "other", "on"][..], 70, "no pool named `other` is configured; there are: be"),
+        (&["pool", "other", "on"][..], 64, "no pool named `other` is configured; there are: be"),
         (&["pool", "be", "half"], 64, "`half` is no mode: on, shadow, off, or share=0.0 to share=1.0"),
-        (&["pool", "other"], 70, "no pool named `other`"),
-        (&["replica", "be/s9", "ignore"], 70, "be/s9: the pool has no such replica"),
-        (&["replica", "s1", "resync"], 70, "no rank of the replica has a replay endpoint"),
-        (&["replica", "s9"], 70, "no replica named `s9`"),
+        (&["pool", "other"], 64, "no pool named `other`"),
+        (&["replica", "be/s9", "ignore"], 64, "be/s9: the pool has no such replica"),
+        (&["replica", "s1", "resync"], 64, "no rank of the replica has a replay endpoint"),
+        (&["replica", "s9"], 64, "no replica named `s9`"),
     ] {
         let (ended, told) = operate(&agent, args);
         assert!(ended == Some(status) && told.contains(said), "{args:?}: {ended:?} {told}");

@@ -1,11 +1,11 @@
 //! `kvspoa explain`: asks the admin port of a running agent.
 
-use super::out::print_line;
+use super::{operate::AskError, out::print_line};
 use crate::{
     client,
     config::{DEFAULT_ADMIN, HostPort},
 };
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use std::{io::Read, path::PathBuf};
 
@@ -51,11 +51,11 @@ pub(super) async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let answer = client::post(args.admin.as_str(), &target, body.into())
         .await
         .with_context(|| format!("the agent's admin port {} does not answer", args.admin))?;
-    let text = String::from_utf8_lossy(&answer.body);
+    let json: serde_json::Value =
+        serde_json::from_slice(&answer.body).context("the agent's answer is not JSON")?;
     if answer.status != 200 {
-        bail!("the agent answered {}: {}", answer.status, text.trim());
+        return Err(AskError::of(answer.status, json["error"].as_str()).into());
     }
-    let json: serde_json::Value = serde_json::from_str(&text).context("the agent's answer is not JSON")?;
     print_line(format_args!("{json:#}"))
 }
 

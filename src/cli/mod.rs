@@ -162,6 +162,7 @@ pub fn main() -> ExitCode {
                     || e.is::<crate::client::AccessError>()
                     || e.is::<crate::prompt::ModelError>()
                     || e.is::<replay::ReplayError>()
+                    || e.downcast_ref::<operate::AskError>().is_some_and(|e| e.is_usage())
                     || e.downcast_ref::<haproxy_config::HaproxyConfigError>().is_some_and(|e| e.is_usage())
             });
             ExitCode::from(if usage { EXIT_USAGE } else { EXIT_SOFTWARE })

@@ -5,10 +5,38 @@ use crate::{
     client::{self, Answer},
     config::{DEFAULT_ADMIN, HostPort, Mode},
 };
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::fmt::Write;
+
+/// The agent answers, but not to this question.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    #[error("the agent has no {0} named `{1}`")]
+    Unknown(&'static str, String),
+    #[error("there are several pools: say which")]
+    Several,
+    #[error("{0}")]
+    Refused(String),
+    #[error("the agent answered {0}")]
+    Failed(u16),
+}
+
+impl AskError {
+    /// Whether the question was wrong, and not the agent.
+    pub(super) const fn is_usage(&self) -> bool {
+        !matches!(self, Self::Failed(_))
+    }
+
+    /// Of an answer that is not 200, and the reason in it.
+    pub(super) fn of(status: u16, why: Option<&str>) -> Self {
+        match why {
+            Some(why) if (400..500).contains(&status) => Self::Refused(why.to_owned()),
+            _ => Self::Failed(status),
+        }
+    }
+}
 
 /// Where the agent is, and how its answer is shown.
 #[derive(Args, Debug)]
@@ -65,7 +93,7 @@ pub(super) async fn pool(args: PoolArgs) -> anyhow::Result<()> {
             .filter(|pool| name.as_deref().is_none_or(|name| pool["pool"] == name))
             .collect();
         match name {
-            Some(name) if pools.is_empty() => bail!("the agent has no pool named `{name}`"),
+            Some(name) if pools.is_empty() => return Err(AskError::Unknown("pool", name).into()),
             _ => {}
         }
         return asking.show(&json!(pools), || pool_table(&pools));
@@ -91,7 +119,7 @@ pub(super) async fn replica(args: ReplicaArgs) -> anyhow::Result<()> {
             .filter(|(_, replica)| server.is_none_or(|server| replica["server"] == server))
             .collect();
         if let (Some(name), true) = (&name, rows.is_empty()) {
-            bail!("the agent has no replica named `{name}`");
+            return Err(AskError::Unknown("replica", name.clone()).into());
         }
         let replicas: Vec<Value> = rows
             .iter()
@@ -131,10 +159,9 @@ impl Asking {
         let answer =
             answer.with_context(|| format!("the agent's admin port {} does not answer", self.admin))?;
         let json: Value = serde_json::from_slice(&answer.body).context("the agent's answer is not JSON")?;
-        match (answer.status, json["error"].as_str()) {
-            (200, _) => Ok(json),
-            (_, Some(why)) => bail!("{why}"),
-            (status, None) => bail!("the agent answered {status}"),
+        match answer.status {
+            200 => Ok(json),
+            status => Err(AskError::of(status, json["error"].as_str()).into()),
         }
     }
 

@@ -1,6 +1,6 @@
 //! `kvspoa shadow-report`: reads the record of a running agent, or a file of it, and says what it is worth.
 
-use super::operate::{Asking, list};
+use super::operate::{AskError, Asking, list};
 use crate::replay::{ReportFleet, report};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -75,10 +75,10 @@ fn named<'s>(status: &'s Value, name: Option<&str>) -> anyhow::Result<&'s Value>
     match (name, &pools[..]) {
         (Some(name), pools) => match pools.iter().find(|pool| pool["pool"] == name) {
             Some(pool) => Ok(pool),
-            None => bail!("the agent has no pool named `{name}`"),
+            None => Err(AskError::Unknown("pool", name.to_owned()).into()),
         },
         (None, [pool]) => Ok(pool),
-        (None, _) => bail!("there are several pools: say which"),
+        (None, _) => Err(AskError::Several.into()),
     }
 }
 
@@ -107,7 +107,7 @@ fn of_pool(text: &str, name: Option<&str>) -> anyhow::Result<String> {
         let of = pool(line);
         match (&only, &of) {
             (Some(only), Some(of)) if only != of && name.is_none() => {
-                bail!("there are several pools: say which")
+                return Err(AskError::Several.into());
             }
             (Some(only), Some(of)) if only != of => continue,
             (None, Some(of)) => only = Some(of.clone()),

@@ -24,7 +24,7 @@ pub use replicas::{
     EventPorts, HttpAccess, MAX_RANKS, NodeRank, Rank, Replica, ReplicaSource, parse_replica_file,
 };
 pub use running::{ConfigFile, read_bounded};
-pub use values::{HostPort, HttpAddr, SocketAddr, Span};
+pub use values::{HostPort, HttpAddr, SocketAddr, Span, is_loopback};
 
 use crate::{lifecycle::LogListen, spop::ListenAddr};
 use raw::{RawConfig, RawPeers, RawPool, RawReplica, RawRevision};

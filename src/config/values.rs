@@ -131,8 +131,14 @@ impl HostPort {
     /// Whether it is on this machine for certain.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
-        self.host() == "localhost" || self.host().parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        is_loopback(self.host())
     }
+}
+
+/// Whether a host, without brackets, is this machine for certain.
+#[must_use]
+pub fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 impl fmt::Display for HostPort {

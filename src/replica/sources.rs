@@ -1,8 +1,11 @@
 //! What a replica says of its KV events (vLLM `GET /kv_event_sources`), and what its address makes of it.
 
-use crate::{config::Rank, events::Endpoint};
+use crate::{
+    config::{Rank, is_loopback},
+    events::Endpoint,
+};
 use serde::Deserialize;
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 /// What a replica said of its KV events when it was asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -111,21 +114,17 @@ fn reach(endpoint: &str, host: &str, listens: bool) -> Option<Endpoint> {
     if !listens {
         return None;
     }
-    let is_local = is_loopback(host);
+    let is_local = is_loopback(host.trim_matches(['[', ']']));
     if endpoint.starts_with("ipc://") {
         return Endpoint::parse(endpoint).ok().filter(|_| is_local);
     }
     let (bound, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     let port = port.parse().ok()?;
-    match bound {
-        "*" | "0.0.0.0" | "::" | "[::]" => Endpoint::at(host, port).ok(),
+    match bound.trim_matches(['[', ']']) {
+        "*" | "0.0.0.0" | "::" => Endpoint::at(host, port).ok(),
         bound if is_loopback(bound) && !is_local => None,
-        bound => Endpoint::at(bound.trim_matches(['[', ']']), port).ok(),
+        bound => Endpoint::at(bound, port).ok(),
     }
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 #[cfg(test)]
