@@ -6,21 +6,21 @@
 #[path = "support/any_body.rs"]
 mod any_body;
 
-use kvspoa::config::Compat;
+use kvspoa::config::{Compat, Config, Overrides};
+use kvspoa::hash::HashKey;
+use kvspoa::pool::{Pool, Pools};
 use kvspoa::prompt::{Model, ModelOptions, PromptError};
+use kvspoa::replica::parse_models;
+use kvspoa::request::RoutingRequest;
 use kvspoa::request::body::{Endpoint, PromptInput, parse};
+use kvspoa::route::{Decision, Outcome, RouteLimits, Router, State, Workers};
+use kvspoa::select::{Policy, Scheduler, SchedulerConfig};
 use kvspoa::units::TokenId;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-
-/// Refusals that depend on the engine's options or limits, or on the name of the model: nothing in the body tells.
-const REFUSED_BY_THE_ENGINE_ALONE: [&str; 4] =
-    ["tools-auto-unset", "wrong-model", "ids-out-of-vocabulary", "too-long"];
-
-/// The context of the engine that was asked for the rows of Qwen3.
-const MAX_MODEL_LEN: usize = 2048;
 
 /// The directory that `variable` names, or else the one of this name in the user's cache.
 fn fetched(variable: &str, name: &str) -> Option<PathBuf> {
@@ -36,17 +36,72 @@ fn tokenizer_dir(model: &str) -> Option<PathBuf> {
     dir.join("tokenizer.json").exists().then_some(dir)
 }
 
-fn ours(model: &Model, row: &Value) -> Result<Vec<u32>, &'static str> {
-    let body = row["body"].to_string();
-    let endpoint = row["path"].as_str().and_then(|path| match path {
-        "/tokenize" if row["body"].get("messages").is_some() => Some(Endpoint::ChatCompletions),
-        "/tokenize" => Some(Endpoint::Completions),
-        path => Endpoint::from_path(path.trim_end_matches("/render").trim_end_matches("/count_tokens")),
-    });
-    let mut ask = parse(endpoint.ok_or("no_endpoint")?, body.as_bytes()).map_err(|error| error.reason())?;
-    ask.set_context(MAX_MODEL_LEN);
-    let tokens = model.tokens(&ask, &|| false).map_err(|error| error.reason())?;
-    Ok(tokens.ids.into_iter().map(|token| token.0).collect())
+/// An agent's pool of the replica that was asked for the rows of Qwen3, as the agent knows it: by the model's folder, the
+/// options that `vllm serve` was given, and what the engine tells of itself.
+struct Asked {
+    router: Router,
+    runtime: tokio::runtime::Runtime,
+    _model: tempfile::TempDir,
+}
+
+impl Asked {
+    fn new(tokenizer: &Path) -> Self {
+        let model = tempfile::tempdir().expect("a directory");
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::os::unix::fs::symlink(tokenizer.join(file), model.path().join(file)).expect("a link");
+        }
+        let config =
+            r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936}"#;
+        std::fs::write(model.path().join("config.json"), config).expect("a file");
+        let text = format!(
+            "[[pool]]\nbackend = \"be\"\nmodel_dir = {:?}\nprompt.enable_auto_tool_choice = false\n\
+             [[pool.replica]]\nserver = \"s1\"\nranks = 1\n",
+            model.path()
+        );
+        let config = Config::parse(&text, Path::new("test.toml"), &Overrides::default()).expect("valid");
+        let scheduler = Scheduler::new(Policy::default(), SchedulerConfig::default(), 1);
+        let second = Duration::from_secs(1);
+        let of_pool = &config.pools[0];
+        let pool =
+            Pool::new(of_pool, &HashKey::from_seed(1), 1 << 20, scheduler, second, second).expect("a pool");
+        pool.join(&of_pool.replicas[0], Instant::now()).expect("room");
+        let served = br#"{"object": "list", "data": [
+            {"id": "tiny-qwen3", "object": "model", "created": 1764000000, "owned_by": "vllm",
+                "root": "/models/tiny-qwen3", "parent": null, "max_model_len": 2048},
+            {"id": "my-lora", "object": "model", "created": 1764000000, "owned_by": "vllm",
+                "root": "/models/my-lora", "parent": "tiny-qwen3", "max_model_len": null}]}"#;
+        pool.take_models("s1", &parse_models(served));
+        let limits =
+            RouteLimits { workers: Workers::new(1, 1), inline_bytes: usize::MAX, deadline: 600 * second };
+        let router = Router::new(Arc::new(Pools::new(vec![Arc::new(pool)])), limits);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { router, runtime, _model: model }
+    }
+
+    /// What the agent decides where HAProxy asks with the body of a row; of `/tokenize` and the like, as if it were that of
+    /// the endpoint for which they stand.
+    fn decide(&self, row: &Value) -> Decision {
+        let path = row["path"].as_str().expect("a path");
+        let mut body = row["body"].clone();
+        let path = match path.trim_end_matches("/render").trim_end_matches("/count_tokens") {
+            "/tokenize" if body.get("messages").is_some() => {
+                // Nothing is generated, so there are no calls to be found.
+                body["tool_choice"] = Value::Null;
+                "/v1/chat/completions"
+            }
+            "/tokenize" => "/v1/completions",
+            path => path,
+        };
+        let request = RoutingRequest {
+            pool: "be".to_owned(),
+            method: "POST".to_owned(),
+            path: path.to_owned(),
+            complete: true,
+            body: body.to_string().into(),
+            ..RoutingRequest::default()
+        };
+        self.runtime.block_on(self.router.decide(request, Instant::now()))
+    }
 }
 
 /// The ids of a row: of the longest prompt, where there are several.
@@ -67,41 +122,52 @@ fn expected_count(row: &Value) -> Option<u64> {
 }
 
 #[test]
-fn qwen3_prompts_have_the_ids_that_vllm_made() {
+fn qwen3_prompts_have_the_ids_that_vllm_made_and_what_it_refuses_is_routed_by_load() {
     let Some(dir) = tokenizer_dir("qwen3") else {
         println!("skipped: run scripts/fetch-tokenizers for the tokenizer of Qwen3");
         return;
     };
-    let model = Model::load(&dir).expect("the model");
+    let asked = Asked::new(&dir);
     let fixture = include_str!("fixtures/vllm/render-qwen3.json");
     let fixture: Value = serde_json::from_str(fixture).expect("the fixture");
-    let mut compared = 0;
-    let mut wrong = Vec::new();
+    let (mut compared, mut refused, mut wrong) = (0, BTreeMap::new(), Vec::new());
     for row in fixture["rows"].as_array().expect("rows") {
         let case = row["case"].as_str().expect("a case");
-        let result = ours(&model, row);
+        let decision = asked.decide(row);
+        let ours = decision.tokens().map(|ids| ids.iter().map(|id| id.0).collect::<Vec<_>>());
         match (expected(row), row["status"].as_u64()) {
             (Some(ids), _) => {
                 compared += 1;
-                if result.as_ref() != Ok(&ids) {
-                    wrong.push(format!("{case}: {result:?} is not {ids:?}"));
+                if ours.as_ref() != Some(&ids) {
+                    wrong.push(format!("{case}: {ours:?} ({:?}) is not {ids:?}", decision.reason));
                 }
             }
-            (None, Some(400..)) if REFUSED_BY_THE_ENGINE_ALONE.contains(&case) => {}
             (None, Some(400..)) => {
-                if result.is_ok() {
-                    wrong.push(format!("{case}: vLLM refused it"));
+                let reason = decision.reason.as_str();
+                refused.insert(case.to_owned(), reason);
+                if decision.reason.outcome() != Outcome::LoadOnly || decision.state != State::LoadOnly {
+                    wrong.push(format!("{case}: vLLM refused it, and here it is {reason}"));
                 }
             }
             (None, _) => {
                 let counted = expected_count(row).expect("ids, an error or a count");
                 compared += 1;
-                assert_eq!(result.map(|ids| ids.len() as u64), Ok(counted), "{case}");
+                assert_eq!(ours.map(|ids| ids.len() as u64), Some(counted), "{case}");
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(compared, 92, "rows with ids or a count");
+    // Those of which the body alone does not tell.
+    for (case, reason) in [
+        ("tools-auto-unset", "refused"),
+        ("ids-out-of-vocabulary", "refused"),
+        ("too-long", "refused"),
+        ("wrong-model", "unknown_model"),
+    ] {
+        assert_eq!(refused.get(case), Some(&reason), "{case}");
+    }
+    assert_eq!(refused.len(), 17, "{refused:#?}");
 }
 
 /// The clock of scripts/template_matrix.py: 2026-03-05 14:07:09.

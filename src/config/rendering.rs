@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// What `vllm serve` was given that changes its prompts. Each key has vLLM's own name.
-#[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
+/// What `vllm serve` was given that changes its prompts, or which requests it takes. Each key has vLLM's own name.
+#[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rendering {
     /// `--chat-template`, a file; absent: the model's own.
@@ -18,12 +18,34 @@ pub struct Rendering {
     pub exclude_tools_when_tool_choice_none: bool,
     /// `--trust-request-chat-template`.
     pub trust_request_chat_template: bool,
+    /// `--enable-auto-tool-choice`, with its parser: else requests with tools to be called are refused.
+    pub enable_auto_tool_choice: bool,
+    /// `VLLM_SKIP_MODEL_NAME_VALIDATION`: requests may name any model.
+    pub skip_model_name_validation: bool,
     /// `VLLM_SYSTEM_START_DATE`, the date that gpt-oss is told; absent: the day's.
     pub system_start_date: Option<String>,
     /// The time zone of the engines' clocks, for templates that print the date.
     pub utc_offset: UtcOffset,
     /// The release of `transformers` that the engines have.
     pub compat: Compat,
+}
+
+impl Default for Rendering {
+    /// As `vllm serve` without options, but for tools: whoever sends some has engines that take them.
+    fn default() -> Self {
+        Self {
+            chat_template: None,
+            chat_template_content_format: ContentFormat::default(),
+            default_chat_template_kwargs: Map::new(),
+            exclude_tools_when_tool_choice_none: false,
+            trust_request_chat_template: false,
+            enable_auto_tool_choice: true,
+            skip_model_name_validation: false,
+            system_start_date: None,
+            utc_offset: UtcOffset::default(),
+            compat: Compat::default(),
+        }
+    }
 }
 
 /// Another way in which some of a pool's engines make prompts, while a fleet changes from one template to the next:

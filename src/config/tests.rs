@@ -243,6 +243,8 @@ fn what_the_engines_were_told_of_prompts_has_vllms_names() {
         chat_template_content_format = "openai"
         default_chat_template_kwargs = { enable_thinking = false, n = [1, 2.5] }
         exclude_tools_when_tool_choice_none = true
+        enable_auto_tool_choice = false
+        skip_model_name_validation = true
         system_start_date = "2026-03-05"
         utc_offset = "+01:00""#,
     )
@@ -252,6 +254,7 @@ fn what_the_engines_were_told_of_prompts_has_vllms_names() {
     let arguments = serde_json::Value::Object(all.default_chat_template_kwargs);
     assert_eq!(arguments.to_string(), r#"{"enable_thinking":false,"n":[1,2.5]}"#);
     assert!(all.exclude_tools_when_tool_choice_none);
+    assert!(!all.enable_auto_tool_choice && all.skip_model_name_validation);
     assert_eq!(all.system_start_date.as_deref(), Some("2026-03-05"));
     assert_eq!(all.utc_offset.seconds, 3600);
     let error = pool("[pool.prompt]\nutc_offset = \"CET\"").expect_err("no offset");

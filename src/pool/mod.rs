@@ -58,6 +58,7 @@ use operator::Ignored;
 use parking_lot::{Mutex, RwLock};
 use ranks::Ids;
 use renderers::Revisions;
+use served::ServedNames;
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
@@ -88,6 +89,7 @@ pub struct Pool {
     pub tally: Tally,
     /// What the replicas must serve, once that is known.
     served: Mutex<Option<String>>,
+    names: ServedNames,
     /// Whether the scheduler follows the answers of booked requests.
     follows_answers: AtomicBool,
     /// The longest prompt that the engines take, in tokens: as configured, and as they tell; 0 is not known.
@@ -143,6 +145,7 @@ impl Pool {
             mode: LiveMode::new(pool.mode),
             tally: Tally::default(),
             served: Mutex::new(pool.model.clone()),
+            names: ServedNames::default(),
             key: key.clone(),
             follows_answers: scheduler.follows_answers().into(),
             configured_context: pool.max_model_len.unwrap_or_default().into(),

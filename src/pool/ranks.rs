@@ -62,6 +62,8 @@ pub struct ServerRanks {
     pub metrics: ServerMetrics,
     /// Whether the replica serves another model than the pool's.
     pub(super) other_model: AtomicBool,
+    /// The only names that requests may ask for; `None` until it has told, or where it takes others too.
+    pub(super) names: ArcSwapOption<Vec<String>>,
 }
 
 /// There is no place for a replica's ranks.
@@ -208,6 +210,7 @@ impl Pool {
             ids: taken.clone(),
             metrics,
             other_model: AtomicBool::new(false),
+            names: ArcSwapOption::empty(),
         };
         let ranks = self.ranks.load().with(|by_id, servers| {
             by_id.resize(usize::from(ids.next).max(by_id.len()), None);
@@ -224,6 +227,7 @@ impl Pool {
         }
         self.live.forget(&taken);
         self.ranks.store(Arc::new(ranks));
+        self.gather_names();
         Ok(taken)
     }
 
@@ -252,6 +256,7 @@ impl Pool {
             servers.retain(|other| !Arc::ptr_eq(other, &leaving));
         });
         self.ranks.store(Arc::new(ranks));
+        self.gather_names();
         {
             let mut scheduler = self.scheduler.lock();
             for id in &leaving.ids {

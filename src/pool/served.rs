@@ -1,8 +1,24 @@
-//! Whether the replicas serve the model whose tokenizer and template the pool has.
+//! What the replicas serve: whether it is the model whose tokenizer and template the pool has, and by which names.
 
 use super::{Pool, ServerRanks};
 use crate::replica::ServedModel;
-use std::sync::atomic::Ordering;
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use std::{
+    collections::HashSet,
+    sync::{Arc, atomic::Ordering},
+};
+
+/// The names by which requests may ask for a model of the pool; of no use while a replica has not told its own.
+#[derive(Debug, Default)]
+pub(super) struct ServedNames {
+    all: ArcSwapOption<HashSet<String>>,
+    /// Held by who gathers them: else an older list could come last.
+    gathering: Mutex<()>,
+}
+
+/// Who answers 404 to every other name.
+const STRICT_OWNER: &str = "vllm";
 
 impl ServerRanks {
     /// Whether the replica serves another model than the pool's.
@@ -31,6 +47,12 @@ impl Pool {
         else {
             return;
         };
+        let is_strict = models.iter().all(|model| model.owned_by.as_deref() == Some(STRICT_OWNER));
+        let names = is_strict.then(|| models.iter().map(|model| model.id.clone()).collect::<Vec<_>>());
+        if of_pool.names.load().as_deref() != names.as_ref() {
+            of_pool.names.store(names.map(Arc::new));
+            self.gather_names();
+        }
         let expected = self.served.lock().get_or_insert_with(|| name(first).to_owned()).clone();
         let is_other = !base.iter().any(|model| serves(model, &expected));
         of_pool.metrics.other_model.set(f64::from(u8::from(is_other)));
@@ -44,6 +66,28 @@ impl Pool {
                 "the replica serves another model than the pool's: no prompt will match it (is pool.model right?)"
             );
         }
+    }
+}
+
+impl Pool {
+    /// Whether an engine may know the model that a request names: one of a list, an adapter that events or the configuration
+    /// name, or any while not all replicas have told theirs.
+    #[must_use]
+    pub fn may_serve(&self, model: Option<&str>) -> bool {
+        // The first one is meant.
+        let Some(model) = model.filter(|model| !model.is_empty()) else { return true };
+        self.names.all.load().as_ref().is_none_or(|names| names.contains(model))
+            || self.adapters.contains(model)
+    }
+
+    /// Takes the names of all replicas together, when one of them has told others, or come or gone.
+    pub(super) fn gather_names(&self) {
+        let _gathering = self.names.gathering.lock();
+        let ranks = self.ranks();
+        let lists: Option<Vec<_>> = ranks.servers().map(|server| server.names.load_full()).collect();
+        let names = lists.filter(|lists| !lists.is_empty());
+        let names = names.map(|lists| lists.iter().flat_map(|list| list.iter().cloned()).collect());
+        self.names.all.store(names.map(Arc::new));
     }
 }
 
@@ -96,6 +140,38 @@ mod tests {
         assert_eq!(others(&pool), Vec::<String>::new(), "an empty list tells nothing");
         pool.take_models("s1", &list(&[("chat", "Qwen/Qwen3-14B")]));
         assert_eq!(others(&pool), ["s1"]);
+    }
+
+    #[test]
+    fn a_model_that_no_replica_lists_is_unknown_once_all_have_told() {
+        let pool = testing::pool(1, 2);
+        let told = |ids: &[&str], owner: &str| {
+            let model = |id: &&str| format!(r#"{{"id":"{id}","owned_by":"{owner}"}}"#);
+            let models: Vec<String> = ids.iter().map(model).collect();
+            parse_models(format!(r#"{{"data":[{}]}}"#, models.join(",")).as_bytes())
+        };
+        let known = |names: [&str; 3]| names.map(|name| pool.may_serve(Some(name)));
+        pool.take_models("s1", &told(&["chat", "chat-2"], "vllm"));
+        assert_eq!(known(["chat", "sql", "none"]), [true; 3], "s2 may serve anything");
+        pool.take_models("s2", &told(&["chat"], "vllm"));
+        assert_eq!(known(["chat", "chat-2", "none"]), [true, true, false]);
+        assert!(pool.may_serve(None) && pool.may_serve(Some("")));
+        pool.adapters.learn("sql");
+        assert_eq!(known(["chat", "sql", "none"]), [true, true, false]);
+        pool.take_models("s2", &told(&["chat", "new"], "vllm"));
+        assert_eq!(known(["chat", "new", "none"]), [true, true, false]);
+        pool.leave("s1");
+        assert_eq!(known(["chat", "chat-2", "none"]), [true, false, false]);
+        pool.take_models("s2", &told(&["chat"], "sglang"));
+        assert_eq!(known(["chat", "chat-2", "none"]), [true; 3], "such an engine takes any name");
+        pool.take_models("s2", &told(&["chat"], "vllm"));
+        let third = config::Replica {
+            server: "s3".to_owned(),
+            ranks: vec![config::Rank::default()],
+            ..config::Replica::default()
+        };
+        pool.join(&third, Instant::now()).expect("room");
+        assert_eq!(known(["chat", "chat-2", "none"]), [true; 3], "s3 has not told");
     }
 
     #[test]

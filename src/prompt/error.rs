@@ -80,6 +80,15 @@ pub enum PromptError {
     /// The prompt is to be cut to the engine's context, whose length nobody told.
     #[error("the prompt is cut to a context of unknown length")]
     UnknownContext,
+    /// The prompt and one token of the answer are more than the engine's context.
+    #[error("the prompt is longer than the engine's context")]
+    BeyondContext,
+    /// A token id that neither the tokenizer nor the model has.
+    #[error("a token id is beyond the vocabulary")]
+    BeyondVocabulary,
+    /// There are tools to be called, and the engine was not told how to find calls in the answer.
+    #[error("the engine takes no tools")]
+    ToolsRefused,
     /// The time was up before anything was tokenized.
     #[error("the time is up")]
     Late,
@@ -107,6 +116,9 @@ impl PromptError {
             Self::NothingToContinue => "nothing_to_continue",
             Self::NothingKnown => "nothing_known",
             Self::UnknownContext => "unknown_context",
+            Self::BeyondContext => "beyond_context",
+            Self::BeyondVocabulary => "beyond_vocabulary",
+            Self::ToolsRefused => "tools_refused",
             Self::Late => "late",
             Self::Tokenizer => "tokenizer_failed",
             Self::Empty => "empty_prompt",

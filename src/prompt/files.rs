@@ -85,6 +85,14 @@ pub(super) fn native_renderer(dir: &Path) -> Result<Option<NativeRenderer>, Mode
     Ok(has_mistral_file.then_some(NativeRenderer { name: "mistral", texts_too: true }))
 }
 
+/// How many tokens the model itself knows, by `config.json` (vLLM `ModelArchConfig.vocab_size`, that of the text model);
+/// `None` if it is not there, or leaves the number at its class's default.
+pub(super) fn vocabulary_size(dir: &Path) -> Result<Option<u32>, ModelError> {
+    let config = object(&dir.join("config.json"))?;
+    let text = config.get("text_config").and_then(Value::as_object).unwrap_or(&config);
+    Ok(text.get("vocab_size").and_then(|size| size.as_u64()?.try_into().ok()))
+}
+
 /// A `chat_template` is one template or a list of named ones.
 fn named_templates(sources: &mut Sources, value: Option<&Value>, path: &Path) -> Result<(), ModelError> {
     let invalid =
@@ -216,6 +224,16 @@ mod tests {
         assert_eq!(name(&[("tekken.json", "{}")]), Some("mistral"));
         assert_eq!(name(&[("tokenizer.model.v3", "")]), Some("mistral"));
         assert_eq!(name(&[]), None);
+    }
+
+    #[test]
+    fn the_vocabulary_is_that_of_the_text_model() {
+        let size = |config| vocabulary_size(directory(&[("config.json", config)]).path()).expect("a file");
+        assert_eq!(size(r#"{"vocab_size": 151936}"#), Some(151_936));
+        assert_eq!(size(r#"{"vocab_size": 7, "text_config": {"vocab_size": 262208}}"#), Some(262_208));
+        assert_eq!(size(r#"{"vocab_size": 7, "text_config": {"hidden_size": 8}}"#), None);
+        assert_eq!(size(r#"{"vocab_size": -1}"#), None);
+        assert_eq!(vocabulary_size(directory(&[]).path()).expect("no file"), None);
     }
 
     #[test]

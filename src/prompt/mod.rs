@@ -49,6 +49,8 @@ pub struct Model {
     name: String,
     templates: Templates,
     tokenizer: Tokenizer,
+    /// The first token id that the engine refuses; `None` where only it knows.
+    ids_end: Option<u32>,
     native: Option<NativeRenderer>,
     harmony: Option<harmony::Renderer>,
     seen: SeenMessages,
@@ -56,7 +58,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a model directory: `tokenizer.json`, and if they are there `tokenizer_config.json`,
+    /// Loads a model directory: `tokenizer.json`, and if they are there `tokenizer_config.json`, `config.json`,
     /// `special_tokens_map.json`, `chat_template.jinja`, `chat_template.json`, `additional_chat_templates/tool_use.jinja`.
     /// Takes up to a second and some hundred megabytes for a large vocabulary.
     ///
@@ -89,7 +91,10 @@ impl Model {
         let harmony = is_harmony.then(|| harmony::Renderer::new(&model.tokenizer)).flatten();
         // Harmony prints the date.
         let repeats = if is_harmony { Repeats::none() } else { model.repeats };
-        Ok(Self { native, harmony, repeats, ..model })
+        // Some models have ids that are no tokens, and some tokenizers tokens that are only for the engine.
+        let known_ids = model.tokenizer.largest_id().map_or(0, |id| id.0.saturating_add(1));
+        let ids_end = files::vocabulary_size(dir)?.map(|size| size.max(known_ids));
+        Ok(Self { ids_end, native, harmony, repeats, ..model })
     }
 
     /// The tiny model that is compiled in, for the demo, the simulated replica and tests: a byte-level BPE of 2,048
@@ -140,7 +145,7 @@ impl Model {
             Repeats::new(cache_bytes / 8 * REPEATS_EIGHTHS)
         };
         let seen = SeenMessages::new(cache_bytes / 8 * MESSAGES_EIGHTHS);
-        Ok(Self { name, templates, tokenizer, native: None, harmony: None, seen, repeats })
+        Ok(Self { name, templates, tokenizer, ids_end: None, native: None, harmony: None, seen, repeats })
     }
 
     /// The last part of the directory's path; `tiny` for the embedded model.
@@ -166,6 +171,12 @@ impl Model {
     #[must_use]
     pub fn takes_request_templates(&self) -> bool {
         self.harmony.is_none() && self.templates.options().trust_request_chat_template
+    }
+
+    /// Whether requests may name a model that the engine does not list.
+    #[must_use]
+    pub fn takes_any_model_name(&self) -> bool {
+        self.templates.options().skip_model_name_validation
     }
 
     /// Reads a whole body as the engine does for this model. What was read lately of the same conversation is not read
@@ -268,6 +279,7 @@ impl Model {
                 self.tokenizer.encode_until(text, *add_special_tokens, time_is_up)?
             }
             PromptInput::Tokens(tokens) => {
+                self.check_ids(tokens)?;
                 Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
             }
             PromptInput::Several(prompts) => {
@@ -295,23 +307,33 @@ impl Model {
     /// whose end is not known, or that is not done when `time_is_up`, they are the first ones.
     ///
     /// # Errors
-    /// As [`Model::tokenize`].
+    /// As [`Model::tokenize`]; besides, what the engine refuses for its context or its options has none.
     pub fn tokens(&self, ask: &Ask, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
+        let finds_calls = self.templates.options().enable_auto_tool_choice;
+        if let PromptInput::Chat(Conversation { calls_are_to_be_found: true, .. }) = &ask.prompt
+            && !finds_calls
+        {
+            return Err(PromptError::ToolsRefused);
+        }
         let mut tokens = if ask.is_whole {
             self.tokenize_all(&ask.prompt, time_is_up)?
         } else {
             self.beginning(&ask.prompt, time_is_up)?
         };
-        let Some(truncation) = &ask.truncation else { return Ok(tokens) };
-        if !tokens.is_whole && truncation.keep == Keep::Last {
-            return Err(PromptError::NothingKnown);
+        if let Some(truncation) = &ask.truncation {
+            if !tokens.is_whole && truncation.keep == Keep::Last {
+                return Err(PromptError::NothingKnown);
+            }
+            let before = tokens.ids.len();
+            if !truncation.apply(&mut tokens.ids) {
+                return Err(PromptError::UnknownContext);
+            }
+            // Of several prompts the others are not kept, so their sum stays an upper bound.
+            tokens.total -= before - tokens.ids.len();
         }
-        let before = tokens.ids.len();
-        if !truncation.apply(&mut tokens.ids) {
-            return Err(PromptError::UnknownContext);
+        if ask.exceeds_context(tokens.ids.len()) {
+            return Err(PromptError::BeyondContext);
         }
-        // Of several prompts the others are not kept, so their sum stays an upper bound.
-        tokens.total -= before - tokens.ids.len();
         Ok(tokens)
     }
 
@@ -334,6 +356,7 @@ impl Model {
                 self.tokenizer.encode_beginning(text, *add_special_tokens, time_is_up)?
             }
             PromptInput::Tokens(tokens) => {
+                self.check_ids(tokens)?;
                 Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
             }
             PromptInput::Several(_) | PromptInput::Harmony(_) => return Err(PromptError::NothingKnown),
@@ -343,6 +366,13 @@ impl Model {
             return Err(PromptError::NothingKnown);
         }
         Ok(Tokens { total: ids.len(), ids, is_whole: false, work })
+    }
+
+    fn check_ids(&self, ids: &[TokenId]) -> Result<(), PromptError> {
+        match self.ids_end {
+            Some(end) if ids.iter().any(|id| id.0 >= end) => Err(PromptError::BeyondVocabulary),
+            _ => Ok(()),
+        }
     }
 
     fn check_text(&self) -> Result<(), PromptError> {

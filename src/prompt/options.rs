@@ -18,6 +18,10 @@ pub struct ModelOptions {
     pub exclude_unused_tools: bool,
     /// `--trust-request-chat-template`. Default false.
     pub trust_request_chat_template: bool,
+    /// `--enable-auto-tool-choice`. Default true, unlike there.
+    pub enable_auto_tool_choice: bool,
+    /// `VLLM_SKIP_MODEL_NAME_VALIDATION`. Default false.
+    pub skip_model_name_validation: bool,
     /// The engine's time zone, for templates that print the date; seconds east of UTC. Default 0.
     pub utc_offset_seconds: i32,
     /// `VLLM_SYSTEM_START_DATE`, the date that gpt-oss is told; `None` for the day's.
@@ -41,6 +45,8 @@ impl Default for ModelOptions {
             template_arguments: Map::new(),
             exclude_unused_tools: false,
             trust_request_chat_template: false,
+            enable_auto_tool_choice: true,
+            skip_model_name_validation: false,
             utc_offset_seconds: 0,
             start_date: None,
             compat: config::Compat::default(),
@@ -63,6 +69,8 @@ impl From<&config::Rendering> for ModelOptions {
             template_arguments: rendering.default_chat_template_kwargs.clone(),
             exclude_unused_tools: rendering.exclude_tools_when_tool_choice_none,
             trust_request_chat_template: rendering.trust_request_chat_template,
+            enable_auto_tool_choice: rendering.enable_auto_tool_choice,
+            skip_model_name_validation: rendering.skip_model_name_validation,
             utc_offset_seconds: rendering.utc_offset.seconds,
             compat: rendering.compat,
             start_date: rendering.system_start_date.clone(),

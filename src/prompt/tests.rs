@@ -153,3 +153,82 @@ fn what_the_engine_was_told_changes_the_prompt() {
     let error = Model::embedded_with(ModelOptions::from(&rendering)).expect_err("no template");
     assert!(error.to_string().contains("new.jinja"), "{error}");
 }
+
+#[test]
+fn what_the_engine_refuses_has_no_tokens() {
+    let model = Model::embedded().expect("the embedded model");
+    let tokens = |fields: &str, context| {
+        let mut ask = parse(Endpoint::Completions, format!("{{{fields}}}").as_bytes()).expect("a body");
+        ask.set_context(context);
+        model.tokens(&ask, &|| false).map(|tokens| tokens.ids.len())
+    };
+    let three = r#""prompt": [1, 2, 3]"#;
+    assert_eq!(tokens(three, 4), Ok(3), "and one of the answer");
+    assert_eq!(tokens(three, 3), Err(PromptError::BeyondContext));
+    assert_eq!(tokens(r#""prompt": [[1], [1, 2, 3]]"#, 3), Err(PromptError::BeyondContext));
+    assert_eq!(tokens(&format!(r#"{three}, "truncate_prompt_tokens": 2"#), 3), Ok(2));
+    assert_eq!(tokens(&format!(r#"{three}, "truncate_prompt_tokens": -1, "max_tokens": 1"#), 3), Ok(2));
+    assert_eq!(
+        tokens(&format!(r#"{three}, "truncate_prompt_tokens": -1"#), 3),
+        Err(PromptError::BeyondContext)
+    );
+}
+
+#[test]
+fn ids_are_those_that_the_tokenizer_or_the_model_has() {
+    let largest = |vocab_size: Option<u32>| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+        write("tokenizer.json", include_str!("tiny/tokenizer.json"));
+        if let Some(size) = vocab_size {
+            write("config.json", &format!(r#"{{"vocab_size": {size}}}"#));
+        }
+        let model = Model::load(dir.path()).expect("a model");
+        let takes = |id: u32| match model.tokenize(&PromptInput::Tokens(vec![TokenId(id)])) {
+            Ok(ids) => ids == [TokenId(id)],
+            Err(error) => {
+                assert_eq!(error, PromptError::BeyondVocabulary);
+                false
+            }
+        };
+        [2047, 2048, 2999, 3000, u32::MAX].into_iter().filter(|id| takes(*id)).max()
+    };
+    assert_eq!(largest(Some(3000)), Some(2999), "the model has more than the tokenizer");
+    assert_eq!(largest(Some(100)), Some(2047), "the tokenizer has more than the model");
+    assert_eq!(largest(None), Some(u32::MAX), "nobody told");
+}
+
+#[test]
+fn tools_to_be_called_are_refused_where_the_engine_was_not_told_of_calls() {
+    let rendering = config::Rendering { enable_auto_tool_choice: false, ..Default::default() };
+    let models = [rendering, config::Rendering::default()]
+        .map(|rendering| Model::embedded_with(ModelOptions::from(&rendering)).expect("a model"));
+    let takes = |endpoint, fields: &str| {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "Hi"}}], {fields}}}"#);
+        let ask = parse(endpoint, body.as_bytes()).expect("a body");
+        models.each_ref().map(|model| match model.tokens(&ask, &|| false) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error, PromptError::ToolsRefused);
+                false
+            }
+        })
+    };
+    let chat = |choice: &str| {
+        let tools = r#""tools": [{"type": "function", "function": {"name": "f"}}]"#;
+        takes(Endpoint::ChatCompletions, &format!("{tools}{choice}"))
+    };
+    assert_eq!(chat(""), [false, true]);
+    assert_eq!(chat(r#", "tool_choice": "auto""#), [false, true]);
+    assert_eq!(chat(r#", "tool_choice": "required""#), [false, true]);
+    assert_eq!(chat(r#", "tool_choice": "none""#), [true, true]);
+    assert_eq!(chat(r#", "tool_choice": null"#), [true, true]);
+    assert_eq!(takes(Endpoint::ChatCompletions, r#""n": 1"#), [true, true]);
+    let claude = |choice: &str| {
+        let tools = r#""max_tokens": 1, "tools": [{"name": "f", "input_schema": {"type": "object"}}]"#;
+        takes(Endpoint::Messages, &format!("{tools}{choice}"))
+    };
+    assert_eq!(claude(""), [false, true]);
+    assert_eq!(claude(r#", "tool_choice": {"type": "any"}"#), [false, true]);
+    assert_eq!(claude(r#", "tool_choice": {"type": "none"}"#), [true, true]);
+}

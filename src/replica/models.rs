@@ -13,6 +13,9 @@ pub struct ServedModel {
     /// For a LoRA adapter, the model that it adapts.
     #[serde(default)]
     pub parent: Option<String>,
+    /// Whose list it is: `vllm`, which refuses requests that name a model beyond it.
+    #[serde(default)]
+    pub owned_by: Option<String>,
     /// The longest context, in tokens; adapters have none.
     #[serde(default, deserialize_with = "number")]
     pub max_model_len: Option<u32>,

@@ -32,6 +32,7 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     }
     let mut conversation = conversation::parse(&mut chat)?;
     conversation.tools = tools(body)?;
+    conversation.calls_are_to_be_found = conversation.tools.is_some() && !choice_is_none;
     conversation.cut = cut;
     conversation.system_may_be_first = true;
     conversation.thinking_disabled =

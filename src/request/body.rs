@@ -95,6 +95,8 @@ pub struct Ask {
     pub takes_tokens: bool,
     /// Which tokens of the prompt the engine drops; `None` keeps all.
     pub truncation: Option<Truncation>,
+    /// The engine's context, in tokens; `None` where nobody told. No body tells it: [`Self::set_context`] does.
+    pub context_tokens: Option<usize>,
     /// Keeps the request's cached blocks apart from those of other salts.
     pub cache_salt: Option<String>,
     /// The most tokens to generate; `None` is the engine's default.
@@ -180,13 +182,21 @@ impl Ask {
         self.truncation.is_some_and(|truncation| matches!(truncation.limit, Limit::ContextLess(_)))
     }
 
-    /// Tells how long a prompt the engine takes, which some truncations go by.
+    /// Tells how long a prompt and its answer may be in the engine, which some truncations go by.
     pub fn set_context(&mut self, context_tokens: usize) {
+        self.context_tokens = Some(context_tokens);
         if let Some(Truncation { limit, .. }) = &mut self.truncation
             && let Limit::ContextLess(count) = *limit
         {
             *limit = Limit::Tokens(context_tokens.saturating_sub(count));
         }
+    }
+
+    /// Whether the engine refuses a prompt of so many tokens, as they and one token of the answer are more than its context
+    /// (vLLM `TokenizeParams._token_len_check`, `InputProcessor._validate_prompt_len`).
+    #[must_use]
+    pub fn exceeds_context(&self, prompt_tokens: usize) -> bool {
+        self.context_tokens.is_some_and(|context| prompt_tokens >= context)
     }
 }
 
@@ -326,6 +336,7 @@ pub(super) fn read_prompt(
         prompt,
         media,
         truncation,
+        context_tokens: None,
         cache_salt,
         max_tokens: max_tokens(&body, endpoint),
         stream: body.get("stream") == Some(&Value::Bool(true)),

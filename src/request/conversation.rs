@@ -19,6 +19,8 @@ pub struct Conversation {
     pub tools: Option<Vec<Value>>,
     /// `tool_choice` is `none`: some engines are told to leave the tools out then.
     pub tools_not_to_be_used: bool,
+    /// The engine is to find calls of the tools in the answer: it refuses where it was not told how.
+    pub calls_are_to_be_found: bool,
     /// The client's own chat template, in place of the model's.
     pub template: Option<Arc<str>>,
     /// The client's arguments for the template, which win over `tools` and `documents`.
@@ -206,11 +208,16 @@ fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation
     }
     let documents = json::take(body, "documents");
     documents.iter().try_for_each(json::check_exact)?;
+    let tools = tools(body)?;
+    let choice = body.get("tool_choice");
     Ok(Conversation {
         messages,
         template: None,
-        tools: tools(body)?,
-        tools_not_to_be_used: body.get("tool_choice").is_some_and(|choice| choice == "none"),
+        tools_not_to_be_used: choice.is_some_and(|choice| choice == "none"),
+        // An absent choice is `auto`, and `null` is none.
+        calls_are_to_be_found: tools.is_some()
+            && choice.is_none_or(|choice| !choice.is_null() && choice != "none"),
+        tools,
         template_arguments: template_arguments(body)?,
         documents,
         reasoning_effort: json::take_text(body, "reasoning_effort")?,

@@ -102,7 +102,13 @@ impl Preparing {
     fn by(&self, model: &Model) -> Result<Prompt, Reason> {
         let started = Instant::now();
         let key = model.repeats().key(self.endpoint, &self.body).filter(|_| self.is_complete);
-        if let Some(made) = key.and_then(|key| model.repeats().get(key)) {
+        let context = self.pool.known_context().map(|tokens| tokens as usize);
+        let is_served = |name: Option<&str>| model.takes_any_model_name() || self.pool.may_serve(name);
+        // Engines may have told of others since.
+        let still_holds = |made: &Arc<prompt::Prompt>| {
+            is_served(made.model.as_deref()) && context.is_none_or(|context| made.tokens.ids.len() < context)
+        };
+        if let Some(made) = key.and_then(|key| model.repeats().get(key)).filter(still_holds) {
             return Ok(self.prompt(made, true, true, Times { parse: started.elapsed(), ..Times::default() }));
         }
         let whole = self.is_complete.then(|| model.read(self.endpoint, &self.body));
@@ -114,11 +120,14 @@ impl Preparing {
             }
             Some(ask) => (ask?, true),
         };
+        if !is_served(ask.model.as_deref()) {
+            return Err(Reason::UnknownModel);
+        }
         // Engines may tell of another context later.
         let has_own_template = ask.has_own_template();
         let keeps = is_whole_body && !ask.goes_by_context() && !has_own_template;
-        if let Some(context) = self.pool.known_context() {
-            ask.set_context(context as usize);
+        if let Some(context) = context {
+            ask.set_context(context);
         }
         let parsed = Instant::now();
         let tokens = model.tokens(&ask, &|| Instant::now() >= self.until)?;

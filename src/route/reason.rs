@@ -71,6 +71,8 @@ reasons! {
     BodyUnsupported = "body_unsupported", LoadOnly;
     /// The engine will refuse the request.
     Refused = "refused", LoadOnly;
+    /// No replica lists the model that the request names, so the engine will not know it.
+    UnknownModel = "unknown_model", LoadOnly;
     /// There is no prompt, or an empty one.
     EmptyPrompt = "empty_prompt", LoadOnly;
     /// Images, audio or the like: their tokens are made by the engine.
@@ -149,6 +151,9 @@ impl From<PromptError> for Reason {
             | PromptError::TooLarge => Self::TemplateFailed,
             PromptError::NothingKnown => Self::BodyCut,
             PromptError::UnknownContext => Self::BodyUnsupported,
+            PromptError::BeyondContext | PromptError::BeyondVocabulary | PromptError::ToolsRefused => {
+                Self::Refused
+            }
             PromptError::Late => Self::Deadline,
             PromptError::Tokenizer => Self::TokenizerFailed,
             PromptError::Empty => Self::EmptyPrompt,

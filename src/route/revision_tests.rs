@@ -6,6 +6,7 @@ use crate::{
     events::{FeedState, KvEvent, Sink, Stored},
     hash::HashKey,
     pool::{EventSink, FeedKey},
+    replica::parse_models,
     select::{Policy, Scheduler, SchedulerConfig},
     units::{EngineHash, RankId, Revision, Tier, TokenId},
 };
@@ -185,4 +186,32 @@ async fn a_pool_of_one_revision_renders_once() {
         renderers.of(Revision(revision)).expect("a renderer").cache_bytes()
     };
     assert!(of(0) > 0 && of(1) == 0);
+}
+
+#[tokio::test]
+async fn what_no_replica_takes_is_routed_by_load_also_when_it_comes_again() {
+    let mut scene = Scene::new();
+    let body = json!({ "model": "chat", "messages": [{ "role": "user", "content": "Guten Tag!" }] });
+    let served = |name: &str| {
+        let list = json!({ "data": [{ "id": name, "owned_by": "vllm", "max_model_len": 4096 }] });
+        parse_models(list.to_string().as_bytes())
+    };
+    let both_serve = |scene: &Scene, name: &str| {
+        for server in ["old", "new"] {
+            scene.pool.take_models(server, &served(name));
+        }
+    };
+    both_serve(&scene, "chat");
+    for is_repeat in [false, true] {
+        let decision = scene.decide(&body).await;
+        assert_eq!((decision.reason, decision.is_repeat), (Reason::NoOverlap, is_repeat));
+    }
+    both_serve(&scene, "another");
+    let decision = scene.decide(&body).await;
+    assert_eq!((decision.state, decision.reason), (State::LoadOnly, Reason::UnknownModel));
+    both_serve(&scene, "chat");
+    let of = |context| config::Pool { max_model_len: context, ..config::Pool::default() };
+    scene.pool.configure(&of(None), &of(Some(4)));
+    let decision = scene.decide(&body).await;
+    assert_eq!((decision.state, decision.reason), (State::LoadOnly, Reason::Refused));
 }

@@ -50,9 +50,10 @@ pub(super) const KEYS: &[Knob] = &[
         key: "pool.max_model_len",
         form: Form::Count("tokens"),
         unset: "as the engines tell (`/v1/models`), else 131072",
-        what: "the longest prompt; a request of which only the length is known counts no further as load",
+        what: "the engines' context: longer prompts are refused there, so they are routed by load; a request of which only the \
+               length is known counts no further as load",
         breaks: Sides(
-            "long requests weigh too little",
+            "long requests are routed by load (`refused`)",
             "requests with a false `Content-Length` weigh too much",
         ),
         ..PLAIN
@@ -100,6 +101,23 @@ pub(super) const KEYS: &[Knob] = &[
         what: "the engines' `--trust-request-chat-template`: a request's own template renders it, within limits of work and \
                length",
         breaks: Wrong("requests with a template are routed by load (`request_template`)"),
+        ..PLAIN
+    },
+    Knob {
+        key: "pool.prompt.enable_auto_tool_choice",
+        form: Form::Switch,
+        what: "the engines' `--enable-auto-tool-choice` with its `--tool-call-parser`; without, they refuse requests with tools to be \
+               called",
+        breaks: Wrong(
+            "false: requests with tools are routed by load (`refused`); true: so are those that are refused by tokens",
+        ),
+        ..PLAIN
+    },
+    Knob {
+        key: "pool.prompt.skip_model_name_validation",
+        form: Form::Switch,
+        what: "the engines' `VLLM_SKIP_MODEL_NAME_VALIDATION`: they take requests that name a model which no `/v1/models` has",
+        breaks: Wrong("false: such requests are routed by load (`unknown_model`)"),
         ..PLAIN
     },
     Knob {

@@ -56,6 +56,7 @@ fn greeting(effort: &str) -> Conversation {
         messages: vec![Arc::new(Message::of_text("user", "Hi"))],
         tools: None,
         tools_not_to_be_used: false,
+        calls_are_to_be_found: false,
         template_arguments: Map::new(),
         documents: None,
         reasoning_effort: Some(effort.to_owned()),

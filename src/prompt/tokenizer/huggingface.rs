@@ -17,6 +17,11 @@ impl HuggingFace {
         Ok(Self(tokenizer))
     }
 
+    /// The largest id of all tokens, added ones among them.
+    pub(super) fn largest_id(&self) -> Option<TokenId> {
+        self.0.get_vocab(true).into_values().max().map(TokenId)
+    }
+
     /// The ids of `text` together with those that `tokenizer.json` puts around it.
     pub(super) fn encode_around(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
         let encoding = self.0.encode_fast(text, true).map_err(|_| PromptError::Tokenizer)?;

@@ -37,6 +37,7 @@ pub(super) struct Tokenizer {
     backend: Box<dyn Tokenize>,
     /// The ids that stand around a text if special tokens are to be added; `None` if they could not be found out.
     around: Option<(Vec<TokenId>, Vec<TokenId>)>,
+    largest_id: Option<TokenId>,
     cached: Option<Cached>,
 }
 
@@ -53,6 +54,7 @@ impl Tokenizer {
     pub(super) fn load(json: &[u8], cache_bytes: usize) -> Result<Self, String> {
         let reference = HuggingFace::from_json(json)?;
         let around = around(&reference);
+        let largest_id = reference.largest_id();
         let parsed: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let added_tokens = parsed["added_tokens"].clone();
         let cached = Cutter::new(&parsed)
@@ -69,7 +71,12 @@ impl Tokenizer {
             Some(fast) => Box::new(fast),
             None => Box::new(reference),
         };
-        Ok(Self { backend, around, cached })
+        Ok(Self { backend, around, largest_id, cached })
+    }
+
+    /// The largest id of a token; `None` if there are no tokens.
+    pub(super) const fn largest_id(&self) -> Option<TokenId> {
+        self.largest_id
     }
 
     /// The ids of a whole text.
