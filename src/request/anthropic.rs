@@ -5,16 +5,22 @@
 use super::body::BodyError;
 use super::conversation::{self, BILLING_HEADER, Conversation};
 use super::json::{self, Object};
+use super::list::{List, Written};
+use super::seen::Api;
 use serde_json::{Value, json};
 
-pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
+pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
     let mut messages = Vec::new();
     let bare_billing_line = system(body, &mut messages)?;
-    let Some(Value::Array(given)) = json::take(body, "messages") else {
-        return Err(BodyError::Field("messages"));
-    };
-    let (mut turns, cut) = conversation::until_media(given, |turns, message| convert(message, turns))?;
-    let has_inline_system = turns.iter().any(|message| message["role"] == "system");
+    let mut messages = conversation::messages(messages)?;
+    let list = List::take(body, "messages", written)?.ok_or(BodyError::Field("messages"))?;
+    let (mut turns, cut) = list.messages(Api::Anthropic, |message, turns| {
+        let mut own = Vec::new();
+        let converted = convert(message, &mut own);
+        turns.append(&mut conversation::messages(own)?);
+        converted
+    })?;
+    let has_inline_system = turns.iter().any(|message| message.role == "system");
     if bare_billing_line && has_inline_system {
         // Merged before the line is removed, it would take a part of the next message with it.
         return Err(BodyError::Unsupported("a billing line without an end"));
@@ -22,7 +28,6 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     messages.append(&mut turns);
     let choice_is_none = body.get("tool_choice").is_some_and(|choice| choice["type"] == "none");
     let mut chat = Object::new();
-    chat.insert("messages".to_owned(), messages.into());
     chat.insert("tool_choice".to_owned(), if choice_is_none { "none".into() } else { Value::Null });
     if let Some(arguments) = json::take(body, "chat_template_kwargs") {
         chat.insert("chat_template_kwargs".to_owned(), arguments);
@@ -30,10 +35,9 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     if let Some(Value::Object(mut output)) = json::take(body, "output_config") {
         chat.insert("reasoning_effort".to_owned(), json::take(&mut output, "effort").into());
     }
-    let mut conversation = conversation::parse(&mut chat)?;
+    let mut conversation = conversation::assemble(&mut chat, (messages, cut))?;
     conversation.tools = tools(body)?;
     conversation.calls_are_to_be_found = conversation.tools.is_some() && !choice_is_none;
-    conversation.cut = cut;
     conversation.system_may_be_first = true;
     conversation.thinking_disabled =
         body.get("thinking").is_some_and(|thinking| thinking["type"] == "disabled");

@@ -8,6 +8,7 @@
 use super::conversation::{self, Conversation};
 use super::harmony::Harmony;
 use super::json::{self, Object};
+use super::list::{List, Written};
 use super::seen::SeenMessages;
 use super::{anthropic, generate, responses, scan};
 use crate::{hash::MediaItem, units::TokenId};
@@ -60,6 +61,15 @@ impl Endpoint {
             ("/inference/v1/generate", Self::Generate),
         ];
         endpoints.into_iter().find(|(end, _)| path.ends_with(end)).map(|(_, endpoint)| endpoint)
+    }
+
+    /// The field that grows with a conversation.
+    const fn list(self) -> Option<&'static str> {
+        match self {
+            Self::ChatCompletions | Self::ChatBatch | Self::Messages => Some("messages"),
+            Self::Responses => Some("input"),
+            Self::Completions | Self::Generate => None,
+        }
     }
 
     /// Whether the path is known as one without a prompt to route by, such as `/v1/embeddings`.
@@ -266,34 +276,28 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
     }
 }
 
-/// The same; of a chat only those messages are read that were not seen lately.
+/// The same; of conversations only those messages are read that were not seen lately.
 ///
 /// # Errors
 /// As [`parse`].
 pub fn parse_seen(endpoint: Endpoint, body: &[u8], seen: &SeenMessages) -> Result<Ask, BodyError> {
-    if endpoint != Endpoint::ChatCompletions {
+    let (Some(list), Ok(fields)) = (endpoint.list(), scan::fields(body)) else {
         return parse(endpoint, body);
-    }
-    let Ok(fields) = scan::fields(body) else { return parse(endpoint, body) };
-    let (mut rest, mut messages) = (Object::new(), None);
+    };
+    let (mut rest, mut written) = (Object::new(), None);
     for (name, json) in fields {
-        if name == MESSAGES {
-            messages = Some(json);
-        } else {
+        if name != list || !json.starts_with(b"[") {
             let value = serde_json::from_slice(json).map_err(|_| BodyError::Malformed)?;
             rest.insert(name.into_owned(), value);
+        } else if written.replace(Written { json, seen }).is_some() {
+            return parse(endpoint, body);
         }
     }
-    read_prompt(endpoint, rest, |body| {
-        chat_prompt(body, |body| match messages {
-            Some(messages) => conversation::parse_seen(body, messages, seen),
-            None => conversation::parse(body),
-        })
-    })
+    if written.is_some() && rest.contains_key(list) {
+        return parse(endpoint, body);
+    }
+    read_with(endpoint, rest, written)
 }
-
-/// The only field that grows with a conversation.
-const MESSAGES: &str = "messages";
 
 /// JSON that ends early may be a body that was cut, though nothing said so.
 pub(super) fn unreadable(error: &serde_json::Error) -> BodyError {
@@ -301,12 +305,17 @@ pub(super) fn unreadable(error: &serde_json::Error) -> BodyError {
 }
 
 pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
+    read_with(endpoint, body, None)
+}
+
+/// The same, where the list of messages may be `written` beside the other fields.
+fn read_with(endpoint: Endpoint, body: Object, written: Option<Written<'_>>) -> Result<Ask, BodyError> {
     read_prompt(endpoint, body, |body| match endpoint {
-        Endpoint::ChatCompletions => chat_prompt(body, conversation::parse),
-        Endpoint::ChatBatch => batch_prompt(body),
+        Endpoint::ChatCompletions => chat_prompt(body, |body| conversation::parse(body, written)),
+        Endpoint::ChatBatch => batch_prompt(body, written),
         Endpoint::Completions => completion_prompt(body),
-        Endpoint::Responses => converted_prompt(body, responses::parse),
-        Endpoint::Messages => converted_prompt(body, anthropic::parse),
+        Endpoint::Responses => converted_prompt(body, |body| responses::parse(body, written)),
+        Endpoint::Messages => converted_prompt(body, |body| anthropic::parse(body, written)),
         Endpoint::Generate => generate::tokens(body).map(PromptInput::Tokens),
     })
 }
@@ -363,16 +372,15 @@ fn converted_prompt(
 }
 
 /// Conversations that share all other fields; they have no tools.
-fn batch_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
+fn batch_prompt(body: &mut Object, written: Option<Written<'_>>) -> Result<PromptInput, BodyError> {
     if json::take(body, "chat_template").is_some() {
         return Err(BodyError::RequestTemplate);
     }
     if json::take(body, "tools").is_some() {
         return Err(BodyError::Refused("tools in a batch"));
     }
-    let Some(Value::Array(conversations)) = json::take(body, "messages") else {
-        return Err(BodyError::Field("messages"));
-    };
+    let conversations =
+        List::take(body, "messages", written)?.ok_or(BodyError::Field("messages"))?.lists()?;
     // Each conversation gets its own copy of the other fields.
     let shared_bytes = serde_json::to_vec(body).map_or(usize::MAX, |bytes| bytes.len());
     if conversations.len() > MOST_CONVERSATIONS || shared_bytes > MOST_SHARED_BYTES {
@@ -380,15 +388,14 @@ fn batch_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
     }
     several(conversations, |messages| {
         let mut one = body.clone();
-        one.insert("messages".to_owned(), messages);
-        conversation::parse(&mut one).map(PromptInput::Chat)
+        conversation::of_list(&mut one, messages).map(PromptInput::Chat)
     })
 }
 
 /// One prompt as it is, more of them as [`PromptInput::Several`].
-fn several(
-    items: Vec<Value>,
-    prompt: impl FnMut(Value) -> Result<PromptInput, BodyError>,
+fn several<T>(
+    items: Vec<T>,
+    prompt: impl FnMut(T) -> Result<PromptInput, BodyError>,
 ) -> Result<PromptInput, BodyError> {
     let mut prompts: Vec<_> = items.into_iter().map(prompt).collect::<Result<_, _>>()?;
     match prompts.pop() {

@@ -5,8 +5,8 @@
 
 use super::body::BodyError;
 use super::json::{self, Object};
-use super::scan;
-use super::seen::SeenMessages;
+use super::list::{List, Messages, Written};
+use super::seen::Api;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -165,39 +165,22 @@ const PART_FIELDS: [&str; 22] = [
     "prompt_cache_breakpoint",
 ];
 
-/// The messages of a body, and where the known ones end.
-pub(super) type Messages = (Vec<Arc<Message>>, Option<Cut>);
+pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
+    let list = List::take(body, "messages", written)?.ok_or(BodyError::EmptyPrompt)?;
+    of_list(body, list)
+}
 
-pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
-    let messages = match json::take(body, "messages") {
-        Some(Value::Array(values)) => until_media(values, |messages, value| {
-            messages.push(Arc::new(message(value)?));
-            Ok(())
-        })?,
-        None => return Err(BodyError::EmptyPrompt),
-        Some(_) => return Err(BodyError::Field("messages")),
-    };
+/// The conversation of these messages and of what else is in the body.
+pub(super) fn of_list(body: &mut Object, list: List<'_>) -> Result<Conversation, BodyError> {
+    let messages = list.messages(Api::Chat, |value, messages| {
+        messages.push(Arc::new(message(value)?));
+        Ok(())
+    })?;
     assemble(body, messages)
 }
 
-/// The same, with messages that are still as they were written.
-pub(super) fn parse_seen(
-    body: &mut Object,
-    messages: &[u8],
-    seen: &SeenMessages,
-) -> Result<Conversation, BodyError> {
-    let messages = match messages.first() {
-        Some(b'[') => until_media(scan::items(messages)?, |messages, json| {
-            messages.push(seen.read(json)?);
-            Ok(())
-        })?,
-        _ if messages == b"null" => return Err(BodyError::EmptyPrompt),
-        _ => return Err(BodyError::Field("messages")),
-    };
-    assemble(body, messages)
-}
-
-fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation, BodyError> {
+/// The conversation of these messages, with the other fields of chat completions in `body`.
+pub(super) fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation, BodyError> {
     if messages.is_empty() {
         return Err(BodyError::EmptyPrompt);
     }
@@ -230,24 +213,12 @@ fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation
     })
 }
 
-/// Takes messages until the first one with media: its tokens depend on the engine's own processing, but not those
-/// before it.
-pub(super) fn until_media<V, T>(
-    values: Vec<V>,
-    mut take: impl FnMut(&mut Vec<T>, V) -> Result<(), BodyError>,
-) -> Result<(Vec<T>, Option<Cut>), BodyError> {
-    let mut taken = Vec::new();
-    for value in values {
-        match take(&mut taken, value) {
-            Ok(()) => {}
-            Err(BodyError::Media) if !taken.is_empty() => return Ok((taken, Some(Cut::AfterMessage))),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok((taken, None))
+/// Each message as the API has it.
+pub(super) fn messages(values: Vec<Value>) -> Result<Vec<Arc<Message>>, BodyError> {
+    values.into_iter().map(|value| message(value).map(Arc::new)).collect()
 }
 
-pub(super) fn message(value: Value) -> Result<Message, BodyError> {
+fn message(value: Value) -> Result<Message, BodyError> {
     let Value::Object(mut fields) = value else { return Err(BodyError::Field("messages")) };
     let role = json::take_text(&mut fields, "role")?.ok_or(BodyError::Field("role"))?;
     let mut content = match json::take(&mut fields, "content") {

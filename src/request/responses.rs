@@ -3,14 +3,16 @@
 //! Items that follow each other are one message where they belong to one turn of the assistant.
 
 use super::body::BodyError;
-use super::conversation::{self, Conversation};
+use super::conversation::{self, Conversation, Message};
 use super::json::{self, Object};
+use super::list::{Entry, List, Written};
+use super::seen::Api;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 const FIELD: BodyError = BodyError::Field("input");
 
-pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
+pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
     for field in ["previous_response_id", "previous_input_messages", "prompt"] {
         // The history is in the memory of the replica that answered before.
         if json::take(body, field).is_some() {
@@ -19,26 +21,24 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     }
     let mut messages = Vec::new();
     if let Some(text) = json::take_text(body, "instructions")?.filter(|text| !text.is_empty()) {
-        messages.push(object(json!({ "role": "system", "content": text })));
+        messages.push(json!({ "role": "system", "content": text }));
     }
     let (mut continued, mut cut) = (false, None);
-    match json::take(body, "input") {
-        Some(Value::String(text)) => messages.push(object(json!({ "role": "user", "content": text }))),
-        Some(Value::Array(items)) => {
-            continued = items.last().is_some_and(is_unfinished);
-            let (mut turns, end) = conversation::until_media(items, |turns, item| match item {
-                Value::Object(item) => convert(item, turns),
-                _ => Err(FIELD),
-            })?;
-            cut = end;
-            continued &= cut.is_none();
-            messages.append(&mut turns);
-        }
-        Some(_) => return Err(FIELD),
-        None => return Err(BodyError::EmptyPrompt),
-    }
+    let messages = if body.get("input").is_some_and(Value::is_string) {
+        let text = json::take(body, "input");
+        messages.push(json!({ "role": "user", "content": text }));
+        conversation::messages(messages)?
+    } else {
+        let items = List::take(body, "input", written)?.ok_or(BodyError::EmptyPrompt)?;
+        continued = items.last().is_some_and(is_unfinished);
+        let (mut turns, end) = items.messages_of_groups(Api::Responses, is_of_assistant, turn)?;
+        cut = end;
+        continued &= cut.is_none();
+        let mut messages = conversation::messages(messages)?;
+        messages.append(&mut turns);
+        messages
+    };
     let mut chat = Object::new();
-    chat.insert("messages".to_owned(), messages.into_iter().map(Value::Object).collect());
     chat.insert("add_generation_prompt".to_owned(), (!continued).into());
     chat.insert("continue_final_message".to_owned(), continued.into());
     // Unlike chat completions, this endpoint leaves it at the tokenizer's default.
@@ -52,16 +52,33 @@ pub(super) fn parse(body: &mut Object) -> Result<Conversation, BodyError> {
     if let Some(Value::Object(mut reasoning)) = json::take(body, "reasoning") {
         chat.insert("reasoning_effort".to_owned(), json::take(&mut reasoning, "effort").into());
     }
-    let mut conversation = conversation::parse(&mut chat)?;
+    let mut conversation = conversation::assemble(&mut chat, (messages, cut))?;
     conversation.tools = tools(body)?;
-    conversation.cut = cut;
+    Ok(conversation)
+}
+
+/// Whether an item is of the assistant, whose items are one message where they belong to one turn.
+fn is_of_assistant(item: Entry<'_>) -> bool {
+    matches!(item.text("type").as_deref(), Some("function_call" | "reasoning"))
+        || item.text("role").is_some_and(|role| role == "assistant")
+}
+
+/// The messages of an item, or of all items of the assistant between two others.
+fn turn(items: Vec<Value>, messages: &mut Vec<Arc<Message>>) -> Result<(), BodyError> {
+    let mut turns = Vec::new();
+    for item in items {
+        let Value::Object(item) = item else { return Err(FIELD) };
+        convert(item, &mut turns)?;
+    }
+    let mut turns = conversation::messages(turns.into_iter().map(Value::Object).collect())?;
     // Unlike those of chat completions, these calls are not put in order by the API.
-    let messages = conversation.messages.iter_mut().map(Arc::make_mut);
-    let calls = messages.flat_map(|message| message.tool_calls.iter_mut().flatten());
+    let calls =
+        turns.iter_mut().filter_map(Arc::get_mut).flat_map(|turn| turn.tool_calls.iter_mut().flatten());
     for function in calls.filter_map(|call| call.get_mut("function")?.as_object_mut()) {
         json::put_first(function, &["name", "arguments"]);
     }
-    Ok(conversation)
+    messages.append(&mut turns);
+    Ok(())
 }
 
 fn object(value: Value) -> Object {
@@ -72,10 +89,10 @@ fn object(value: Value) -> Object {
 }
 
 /// Whether the answer goes on with the last item.
-fn is_unfinished(item: &Value) -> bool {
-    let kind = item.get("type").map_or(Some("message"), Value::as_str);
-    let status = item.get("status").and_then(Value::as_str);
-    matches!(kind, Some("message" | "reasoning")) && matches!(status, Some("in_progress" | "incomplete"))
+fn is_unfinished(item: Entry<'_>) -> bool {
+    let (kind, status) = (item.text("type"), item.text("status"));
+    (!item.has("type") || matches!(kind.as_deref(), Some("message" | "reasoning")))
+        && matches!(status.as_deref(), Some("in_progress" | "incomplete"))
 }
 
 fn convert(mut item: Object, messages: &mut Vec<Object>) -> Result<(), BodyError> {

@@ -1,0 +1,168 @@
+//! The list of messages in a body: read already, or still as it was written.
+//!
+//! Each turn of a conversation sends all messages again that came before, and of the latter kind only those are read that
+//! were not seen lately. What becomes of an entry must not depend on others, but for those that it belongs to.
+
+use super::body::BodyError;
+use super::conversation::{Cut, Message};
+use super::json::{self, Object};
+use super::scan;
+use super::seen::{Api, SeenMessages};
+use serde_json::Value;
+use std::{borrow::Cow, ops::Range, sync::Arc};
+
+/// A list as it was written, and what was seen of such lately.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written<'j> {
+    pub(super) json: &'j [u8],
+    pub(super) seen: &'j SeenMessages,
+}
+
+/// Entries that become messages.
+#[derive(Debug)]
+pub(super) enum List<'j> {
+    Read(Vec<Value>),
+    Written(Written<'j>, Vec<Range<usize>>),
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Entry<'e> {
+    Read(&'e Value),
+    Written(&'e [u8]),
+}
+
+/// The messages of a body, and where the known ones end.
+pub(super) type Messages = (Vec<Arc<Message>>, Option<Cut>);
+
+impl<'j> List<'j> {
+    /// The list of this name, which is `written` where it is not in `body`; `None` if it is nowhere.
+    pub(super) fn take(
+        body: &mut Object,
+        name: &'static str,
+        written: Option<Written<'j>>,
+    ) -> Result<Option<Self>, BodyError> {
+        match (written, json::take(body, name)) {
+            (Some(written), _) => Ok(Some(Self::Written(written, scan::items(written.json)?))),
+            (None, None) => Ok(None),
+            (None, Some(Value::Array(values))) => Ok(Some(Self::Read(values))),
+            (None, Some(_)) => Err(BodyError::Field(name)),
+        }
+    }
+
+    /// The lists in this one.
+    pub(super) fn lists(self) -> Result<Vec<Self>, BodyError> {
+        let read = |value| match value {
+            Value::Array(values) => Ok(Self::Read(values)),
+            Value::Null => Err(BodyError::EmptyPrompt),
+            _ => Err(BodyError::Field("messages")),
+        };
+        match self {
+            Self::Read(values) => values.into_iter().map(read).collect(),
+            Self::Written(Written { json, seen }, entries) => {
+                let list = |entry: Range<usize>| match &json[entry] {
+                    json @ [b'[', ..] => Ok(Self::Written(Written { json, seen }, scan::items(json)?)),
+                    other => read(value(other)?),
+                };
+                entries.into_iter().map(list).collect()
+            }
+        }
+    }
+
+    /// The last entry.
+    pub(super) fn last(&self) -> Option<Entry<'_>> {
+        match self {
+            Self::Read(values) => values.last().map(Entry::Read),
+            Self::Written(written, entries) => Some(Entry::Written(&written.json[entries.last()?.clone()])),
+        }
+    }
+
+    /// The messages that `convert` makes of each entry, up to the first one with media: its tokens depend on the engine's own
+    /// processing, but not those before it.
+    pub(super) fn messages(
+        self,
+        api: Api,
+        convert: impl Fn(Value, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
+    ) -> Result<Messages, BodyError> {
+        let one = |mut entries: Vec<Value>, messages: &mut Vec<Arc<Message>>| {
+            entries.pop().map_or(Ok(()), |entry| convert(entry, messages))
+        };
+        self.messages_of_groups(api, |_| false, one)
+    }
+
+    /// The same of entries that may belong together, where they follow each other and `joins` says so of each.
+    pub(super) fn messages_of_groups(
+        self,
+        api: Api,
+        joins: impl Fn(Entry<'_>) -> bool,
+        convert: impl Fn(Vec<Value>, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
+    ) -> Result<Messages, BodyError> {
+        let mut messages = Vec::new();
+        match self {
+            Self::Read(values) => {
+                let belong = |a: &Value, b: &Value| joins(Entry::Read(a)) && joins(Entry::Read(b));
+                let lengths: Vec<_> = values.chunk_by(belong).map(<[Value]>::len).collect();
+                let mut values = values.into_iter();
+                until_media(lengths, &mut messages, |length, messages| {
+                    convert(values.by_ref().take(length).collect(), messages)
+                })
+            }
+            Self::Written(Written { json, seen }, entries) => {
+                let joins = |entry: &Range<usize>| joins(Entry::Written(&json[entry.clone()]));
+                let groups = entries.chunk_by(|a, b| joins(a) && joins(b));
+                until_media(groups, &mut messages, |group, messages| {
+                    let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(()) };
+                    seen.read(api, &json[first.start..last.end], messages, |messages| {
+                        let entries: Result<_, _> =
+                            group.iter().map(|entry| value(&json[entry.clone()])).collect();
+                        convert(entries?, messages)
+                    })
+                })
+            }
+        }
+        .map(|cut| (messages, cut))
+    }
+}
+
+impl Entry<'_> {
+    /// Whether there is such a field.
+    pub(super) fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Read(value) => value.get(name).is_some(),
+            Self::Written(json) => {
+                scan::fields(json).is_ok_and(|fields| fields.iter().any(|(known, _)| known == name))
+            }
+        }
+    }
+
+    /// A field that is a text; of a repeated one the last counts.
+    pub(super) fn text(&self, name: &str) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Read(value) => value.get(name)?.as_str().map(Cow::Borrowed),
+            Self::Written(json) => {
+                let (_, json) = scan::fields(json).ok()?.into_iter().rfind(|(known, _)| known == name)?;
+                scan::text(json).ok()
+            }
+        }
+    }
+}
+
+fn value(json: &[u8]) -> Result<Value, BodyError> {
+    serde_json::from_slice(json).map_err(|_| BodyError::Malformed)
+}
+
+/// Takes entries until the first one with media, and says how the messages end then.
+fn until_media<E>(
+    entries: impl IntoIterator<Item = E>,
+    messages: &mut Vec<Arc<Message>>,
+    mut take: impl FnMut(E, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
+) -> Result<Option<Cut>, BodyError> {
+    for entry in entries {
+        match take(entry, messages) {
+            Ok(()) => {}
+            Err(BodyError::Media) if !messages.is_empty() => return Ok(Some(Cut::AfterMessage)),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
