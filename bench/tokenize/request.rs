@@ -14,6 +14,8 @@ pub mod harmony;
 mod head;
 #[path = "../../src/request/json.rs"]
 mod json;
+#[path = "../../src/request/list.rs"]
+mod list;
 #[path = "../../src/request/partial.rs"]
 pub mod partial;
 #[path = "../../src/request/responses.rs"]
