@@ -160,9 +160,10 @@ impl Shard {
         Self { buckets: vec![Bucket::EMPTY; buckets], len: 0, limit: Self::limit(buckets) }
     }
 
-    /// Entries that so many buckets may hold: at five sixths, one look-up in six goes beyond its first bucket.
+    /// Entries that so many buckets may hold: at three quarters, one look-up in ten goes beyond its first bucket. Fuller
+    /// ones cost more than they save, as each look-up that goes further waits for memory again.
     const fn limit(buckets: usize) -> usize {
-        buckets * SLOTS * 5 / 6
+        buckets * SLOTS * 3 / 4
     }
 
     /// Buckets for so many entries and some more.
@@ -267,7 +268,7 @@ pub(super) struct RefMap {
 
 impl RefMap {
     /// The share of its limit under which a table shrinks; below the half that it has after it has grown.
-    const LEAST_FILL: (usize, usize) = (4, 9);
+    const LEAST_FILL: (usize, usize) = (9, 19);
 
     /// What an entry costs at a table's lowest fill, in bytes.
     pub(super) const ENTRY_BYTES: usize =
