@@ -5,11 +5,12 @@
 //! in a lower tier takes its identity from the GPU event of the same engine hash, and waits unscored until there was
 //! one.
 
+use super::doubt::Doubted;
 use super::lanes::LaneId;
 use super::runs::{BlockRef, Runs, Span};
 use super::slot::Slot;
 use super::stats::Applied;
-use super::waiting::Link;
+use super::waiting::{Link, WaitingBlock};
 use crate::events::{KvEvent, Stored};
 use crate::hash::HashKey;
 use crate::units::{BlockHash, EngineHash, SequenceHash, Tier};
@@ -43,6 +44,15 @@ pub(super) struct Scratch {
     hashes: Vec<SequenceHash>,
     /// Where its blocks are.
     placed: Vec<Span>,
+    /// Blocks behind which some may still wait, each standing behind the one before.
+    open: Vec<EngineHash>,
+}
+
+impl Scratch {
+    /// Another event begins.
+    pub(super) fn clear(&mut self) {
+        self.open.clear();
+    }
 }
 
 /// Blocks of one slice of an event: together some ten microseconds.
@@ -55,14 +65,17 @@ pub(super) struct Progress {
     /// Blocks that are done in this phase.
     blocks: usize,
     is_done: bool,
+    seen: Seen,
     copies: Copies,
 }
 
 /// What is done for all blocks of a store before the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Phase {
-    /// They get their places.
+    /// It is seen what they are to the rank before the store.
     #[default]
+    Look,
+    /// They get their places.
     Place,
     /// What waited of themselves is held there.
     Hold,
@@ -85,8 +98,17 @@ impl Progress {
 
     /// Goes on with the first block.
     fn begin(&mut self, phase: Phase) {
-        *self = Self { phase, copies: self.copies, ..Self::default() };
+        *self = Self { phase, seen: self.seen, copies: self.copies, ..Self::default() };
     }
+}
+
+/// What the blocks of a store are to the rank before it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    /// Whether one is not held in the GPU tier.
+    news: bool,
+    /// Of those that are held in doubt.
+    doubted: Doubted,
 }
 
 /// Copies that a store adds to a block that is held already.
@@ -138,12 +160,11 @@ impl Change<'_> {
             progress.is_done = true;
             return;
         }
-        if progress.phase == Phase::Place && progress.blocks == 0 {
-            self.see_store(stored);
-            if !by_name {
-                self.test_doubt(stored);
-                progress.copies = self.copies(stored);
-            }
+        if progress.phase == Phase::Look && !self.look(stored, by_name, progress) {
+            return;
+        }
+        if progress.phase == Phase::Release {
+            return self.release_behind(names, progress);
         }
         let slice = progress.next(names.len());
         let next = match progress.phase {
@@ -151,20 +172,19 @@ impl Change<'_> {
                 names[slice].iter().for_each(|hash| self.store_by_name(*hash, stored.tier));
                 return;
             }
-            Phase::Place => {
-                let parent = if slice.start == 0 { stored.parent } else { Some(names[slice.start - 1]) };
-                let engine_hashes = &names[slice.clone()];
-                let part = Stored { parent, engine_hashes, block_hashes: &blocks[slice], ..*stored };
-                self.store_chain(&part, progress.copies);
-                Phase::Hold
-            }
             Phase::Hold => {
                 // A store from the start repeats what orphans told already; behind a parent it is a copy of its own.
                 let copies = if stored.parent.is_none() { Copies::Announce } else { Copies::Count };
                 self.hold_waiting(&names[slice], copies);
                 Phase::Release
             }
-            Phase::Release => return self.release_behind(&names[slice]),
+            _ => {
+                let parent = if slice.start == 0 { stored.parent } else { Some(names[slice.start - 1]) };
+                let engine_hashes = &names[slice.clone()];
+                let part = Stored { parent, engine_hashes, block_hashes: &blocks[slice], ..*stored };
+                self.store_chain(&part, progress.copies);
+                Phase::Hold
+            }
         };
         if progress.is_done && !self.slot.waiting.is_empty() {
             progress.begin(next);
@@ -174,33 +194,43 @@ impl Change<'_> {
         }
     }
 
-    /// What a whole store tells beside its blocks.
-    fn see_store(&mut self, stored: &Stored<'_>) {
+    /// Looks at the next slice of a store's blocks for what the store means as a whole; returns whether that is known now.
+    ///
+    /// vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is stored by that and
+    /// nothing will be removed for it: counted as copies, the blocks would stay for ever. A real second copy of a whole
+    /// prompt looks the same; it is lost with the first removal. Where blocks were dropped for want of room, the two
+    /// cannot be told apart at all.
+    fn look(&mut self, stored: &Stored<'_>, by_name: bool, progress: &mut Progress) -> bool {
+        let may_announce = !by_name && stored.parent.is_none() && !self.slot.truncated;
+        let has_doubts = self.slot.doubt.is_about(stored.tier);
+        if (may_announce && !progress.seen.news) || has_doubts {
+            let names = &stored.engine_hashes[progress.next(stored.engine_hashes.len())];
+            let is_news = |hash: &EngineHash| !self.is_held(*hash, Tier::Gpu);
+            progress.seen.news |= may_announce && names.iter().any(is_news);
+            if has_doubts {
+                self.look_at_doubts(stored.tier, names, &mut progress.seen.doubted);
+            }
+            let is_open = has_doubts || !progress.seen.news;
+            if is_open && !mem::take(&mut progress.is_done) {
+                return false;
+            }
+        }
+        let is_announced = !by_name && stored.parent.is_none() && !progress.seen.news;
+        progress.copies = if is_announced { Copies::Announce } else { Copies::Count };
         if stored.tier == Tier::Cpu {
             // One event names one offload chunk; where engines merge or split them, 1 is the safe answer.
             let size = u32::try_from(stored.engine_hashes.len()).unwrap_or(u32::MAX);
             self.slot.cpu_chunk = greatest_common_divisor(self.slot.cpu_chunk, size);
         }
-        if self.slot.doubt.is_refuted_by(stored) {
-            self.refute(stored);
-        }
-    }
-
-    /// vLLM's `kv_cache_report_mode: full` names a cached prefix again, from the start. Nothing is stored by that and
-    /// nothing will be removed for it: counted as copies, the blocks would stay for ever. A real second copy of a whole
-    /// prompt looks the same; it is lost with the first removal. Where blocks were dropped for want of room, the two
-    /// cannot be told apart at all.
-    fn copies(&self, stored: &Stored<'_>) -> Copies {
-        let is_known = || stored.engine_hashes.iter().all(|hash| self.is_held(*hash, Tier::Gpu));
-        if stored.parent.is_none() && (self.slot.truncated || is_known()) {
-            Copies::Announce
-        } else {
-            Copies::Count
-        }
+        self.judge_doubts(stored, progress.seen.doubted);
+        let is_short = progress.blocks <= SLICE;
+        progress.begin(Phase::Place);
+        is_short
     }
 
     /// A store that names a block without telling what it is.
     fn store_by_name(&mut self, hash: EngineHash, tier: Tier) {
+        self.drop_refuted(hash, tier);
         if let Some(block) = self.block(hash) {
             self.hold(hash, block, tier, 1, Copies::Count);
         } else if self.slot.waiting.add(hash, None, tier, self.limits.waiting) {
@@ -239,7 +269,7 @@ impl Change<'_> {
             }
             before = self.runs.hash(at?);
         }
-        let Scratch { hashes, placed } = &mut *self.scratch;
+        let Scratch { hashes, placed, .. } = &mut *self.scratch;
         self.key.chain_all(before, blocks, hashes);
         let refused = self.runs.place_all(at, hashes, placed);
         if refused > 0 {
@@ -302,7 +332,7 @@ impl Change<'_> {
         match copies {
             Copies::Announce => self.applied.announced += 1,
             Copies::Count => {
-                *self.slot.copies.entry((hash, tier)).or_default() += count;
+                self.slot.copies.or_insert(hash, [0; 3])[tier.index()] += count;
                 self.applied.duplicates += u64::from(count);
             }
         }
@@ -326,30 +356,40 @@ impl Change<'_> {
         }
     }
 
-    /// Gives a place to all blocks that waited for one of `located`, and to what waited for those.
-    fn release_behind(&mut self, located: &[EngineHash]) {
-        let mut open = located.to_vec();
-        while let Some(parent) = open.pop() {
-            let Some(at) = self.block(parent) else { continue };
-            let before = self.runs.hash(at);
-            for (hash, waiting) in self.slot.waiting.take_behind(parent) {
-                let block = waiting.link.map_or(BlockHash::default(), |link| link.block);
-                let Some(found) = self.runs.place(Some(at), self.key.chain(before, block), 0) else {
-                    self.drop_blocks(1);
-                    continue;
-                };
-                match self.slot.engine.insert(hash.0, found.0) {
-                    None => self.runs.refer(found.run(), 1),
-                    Some(old) if old == found.0 => {}
-                    Some(old) => {
-                        self.runs.refer(found.run(), 1);
-                        self.forget_reused(hash, BlockRef(old));
-                    }
+    /// Gives a place to blocks that waited for one of `located`, and to what waited for those: a slice.
+    fn release_behind(&mut self, located: &[EngineHash], progress: &mut Progress) {
+        for _ in 0..SLICE {
+            if let Some(parent) = self.scratch.open.last() {
+                let at = self.block(*parent);
+                match at.and_then(|at| Some((at, self.slot.waiting.take_behind(*parent)?))) {
+                    Some((at, (hash, waited))) => self.release(at, hash, waited),
+                    None => _ = self.scratch.open.pop(),
                 }
-                self.hold_waited(hash, found, waiting.copies, Copies::Count);
-                open.push(hash);
+            } else if let Some(parent) = located.get(progress.blocks) {
+                self.scratch.open.push(*parent);
+                progress.blocks += 1;
+            } else {
+                progress.is_done = true;
+                return;
             }
         }
+    }
+
+    /// Gives a waiting block its place behind another.
+    fn release(&mut self, parent: BlockRef, hash: EngineHash, waited: WaitingBlock) {
+        let block = waited.link.map_or(BlockHash::default(), |link| link.block);
+        let chained = self.key.chain(self.runs.hash(parent), block);
+        let Some(found) = self.runs.place(Some(parent), chained, 0) else { return self.drop_blocks(1) };
+        match self.slot.engine.insert(hash.0, found.0) {
+            None => self.runs.refer(found.run(), 1),
+            Some(old) if old == found.0 => {}
+            Some(old) => {
+                self.runs.refer(found.run(), 1);
+                self.forget_reused(hash, BlockRef(old));
+            }
+        }
+        self.hold_waited(hash, found, waited.copies, Copies::Count);
+        self.scratch.open.push(hash);
     }
 
     fn hold_waited(&mut self, hash: EngineHash, block: BlockRef, held: [u32; 3], copies: Copies) {
@@ -405,12 +445,14 @@ impl Change<'_> {
 
     /// Takes one of several copies away, if there are several.
     fn take_copy(&mut self, hash: EngineHash, tier: Tier) -> bool {
-        let Some(count) = self.slot.copies.get_mut(&(hash, tier)) else { return false };
-        *count -= 1;
-        if *count == 0 {
-            self.slot.copies.remove(&(hash, tier));
+        let Some(counts) = self.slot.copies.get_mut(hash) else { return false };
+        let count = &mut counts[tier.index()];
+        let is_there = *count > 0;
+        *count -= u32::from(is_there);
+        if *counts == [0; 3] {
+            self.slot.copies.remove(hash);
         }
-        true
+        is_there
     }
 
     /// The engine may tell of a CPU copy one batch after it gave up the GPU one.
@@ -434,8 +476,8 @@ impl Change<'_> {
     /// `hash` names another block now: the engine gave the old one up without telling.
     fn forget_reused(&mut self, hash: EngineHash, old: BlockRef) {
         self.applied.reused += 1;
+        self.slot.copies.remove(hash);
         for tier in Tier::ALL {
-            self.slot.copies.remove(&(hash, tier));
             self.slot.doubt.forget(hash, tier);
             if self.runs.release(old, LaneId::new(tier, self.id)) {
                 self.slot.blocks[tier.index()] -= 1;

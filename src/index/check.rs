@@ -35,7 +35,7 @@ impl Index {
         slot.waiting.check();
         assert!(slot.waiting.len() <= self.config.max_waiting_blocks);
         assert!(slot.ghosts.len() <= self.config.max_ghost_blocks);
-        assert!(slot.copies.values().all(|count| *count > 0));
+        assert!(slot.copies.iter().all(|(_, counts)| *counts != [0; 3]));
         let ghosts: HashSet<EngineHash> = slot.ghosts.iter().copied().collect();
         let mut named = HashSet::new();
         for entry in slot.engine.iter() {

@@ -15,11 +15,10 @@
 use super::Index;
 use super::apply::Change;
 use super::lanes::LaneId;
-use super::map::SHARDS;
+use super::names::{NameMap, PARTS};
 use crate::events::Stored;
 use crate::units::{EngineHash, RankId, Tier};
-use hashbrown::HashSet;
-use std::{iter, mem, vec};
+use std::mem;
 
 /// Tiers that a GPU reset may leave in place.
 const LOWER_TIERS: [Tier; 2] = [Tier::Cpu, Tier::Disk];
@@ -31,14 +30,11 @@ const COPY_BATCHES: u32 = 32;
 /// Blocks of one slice: some ten microseconds, for each is a look into large tables.
 const SLICE: usize = 64;
 
-/// Parts of a set of names. A part that grows moves all that it has: of a million names, 4,000.
-const PARTS: usize = 256;
-
 /// The unconfirmed blocks of one rank.
 #[derive(Debug, Default)]
 pub(super) struct Doubt {
     /// By lower tier.
-    blocks: [Names; LOWER_TIERS.len()],
+    blocks: [NameMap<()>; LOWER_TIERS.len()],
     /// Batches since a prompt went over unconfirmed blocks of the CPU tier.
     tested: Option<u32>,
     /// Whether a block that the CPU tier surely holds came to the GPU: loads may have been of such blocks.
@@ -46,78 +42,61 @@ pub(super) struct Doubt {
     unfinished: Option<Unfinished>,
 }
 
-/// What is left to do for one rank.
+/// What is left to do for one rank: for these names first, then for those of all parts from one on.
 #[derive(Debug)]
-enum Unfinished {
-    /// Of a clear: the blocks of these names, and of all names from this sub-table on.
-    Clear { names: Vec<EngineHash>, shard: usize },
-    /// Of the proof that a lower tier was emptied: the blocks to drop from it.
-    Drop { names: IntoNames, tier: Tier },
+struct Unfinished {
+    work: Work,
+    names: Vec<EngineHash>,
+    part: usize,
 }
 
-/// A set of names that never stops for long.
-#[derive(Debug, Default)]
-struct Names {
-    parts: Vec<HashSet<EngineHash>>,
-    len: usize,
+#[derive(Debug)]
+enum Work {
+    /// Of a clear: to take every block out of the GPU tier.
+    Clear,
+    /// Of the proof that a lower tier was emptied: to take these blocks out of it.
+    Drop(NameMap<()>, Tier),
 }
 
-type IntoNames = iter::Flatten<vec::IntoIter<HashSet<EngineHash>>>;
-
-impl Names {
-    fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    fn contains(&self, hash: &EngineHash) -> bool {
-        self.parts.get(part_of(*hash)).is_some_and(|part| part.contains(hash))
-    }
-
-    fn insert(&mut self, hash: EngineHash) {
-        if self.parts.is_empty() {
-            self.parts.resize_with(PARTS, HashSet::new);
-        }
-        let part = self.parts.get_mut(part_of(hash));
-        self.len += usize::from(part.is_some_and(|part| part.insert(hash)));
-    }
-
-    fn remove(&mut self, hash: &EngineHash) -> bool {
-        let removed = self.parts.get_mut(part_of(*hash)).is_some_and(|part| part.remove(hash));
-        self.len -= usize::from(removed);
-        removed
-    }
-
-    fn into_iter(self) -> IntoNames {
-        self.parts.into_iter().flatten()
-    }
-}
-
-fn part_of(hash: EngineHash) -> usize {
-    (hash.0 ^ hash.0 >> 32) as usize % PARTS
+/// Of the blocks of a store, seen in slices: how they stand to the unconfirmed ones.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Doubted {
+    /// How many are unconfirmed in the lower tier that the store is of, or else the CPU tier.
+    blocks: usize,
+    /// Whether the CPU tier surely holds one of the others.
+    known: bool,
 }
 
 impl Doubt {
-    /// A set's element at the lowest fill.
-    const BLOCK_BYTES: usize = 24;
-
     pub(super) fn blocks(&self) -> u64 {
-        self.blocks.iter().map(|names| names.len as u64).sum()
+        self.blocks.iter().map(|names| names.len() as u64).sum()
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.blocks() as usize * Self::BLOCK_BYTES
+        let dropped = self.unfinished.as_ref().map_or(0, |unfinished| match &unfinished.work {
+            Work::Clear => 0,
+            Work::Drop(names, _) => names.bytes(),
+        });
+        self.blocks.iter().map(NameMap::bytes).sum::<usize>() + dropped
     }
 
-    /// Whether the store of a lower tier shows that the tier was emptied: an engine does not store what it holds. All
-    /// of its blocks must be in doubt: chunks of two prompts may share their first blocks.
-    pub(super) fn is_refuted_by(&self, stored: &Stored<'_>) -> bool {
-        self.of(stored.tier).is_some_and(|blocks| {
-            !blocks.is_empty() && stored.engine_hashes.iter().all(|hash| blocks.contains(hash))
-        })
+    /// Whether a store to the tier says something of unconfirmed blocks.
+    pub(super) fn is_about(&self, stored: Tier) -> bool {
+        self.judged_by(stored).is_some_and(|names| !names.is_empty())
+    }
+
+    /// The blocks that a store to the tier is a judgement on: its own tier's, or the CPU tier's where it may have been
+    /// loaded from there.
+    fn judged_by(&self, stored: Tier) -> Option<&NameMap<()>> {
+        self.of(if stored == Tier::Gpu { Tier::Cpu } else { stored })
+    }
+
+    pub(super) fn drop_part(&mut self, at: usize) {
+        self.blocks.iter_mut().for_each(|names| _ = names.take_part(at));
     }
 
     pub(super) fn see_removal(&mut self, hash: EngineHash, tier: Tier) {
-        if self.of(tier).is_some_and(|blocks| blocks.contains(&hash)) {
+        if self.of(tier).is_some_and(|blocks| blocks.contains(hash)) {
             self.settle(tier);
         }
     }
@@ -133,12 +112,12 @@ impl Doubt {
     /// The name means another block now.
     pub(super) fn forget(&mut self, hash: EngineHash, tier: Tier) {
         if let Some(blocks) = self.of_mut(tier) {
-            blocks.remove(&hash);
+            blocks.remove(hash);
         }
     }
 
     /// The blocks of a tier are no longer in doubt; returns which they were.
-    fn settle(&mut self, tier: Tier) -> Names {
+    fn settle(&mut self, tier: Tier) -> NameMap<()> {
         (self.tested, self.reloaded_known) = (None, false);
         self.of_mut(tier).map(mem::take).unwrap_or_default()
     }
@@ -147,11 +126,11 @@ impl Doubt {
         self.unfinished.is_some()
     }
 
-    fn of(&self, tier: Tier) -> Option<&Names> {
+    fn of(&self, tier: Tier) -> Option<&NameMap<()>> {
         self.blocks.get(tier.index().checked_sub(1)?)
     }
 
-    fn of_mut(&mut self, tier: Tier) -> Option<&mut Names> {
+    fn of_mut(&mut self, tier: Tier) -> Option<&mut NameMap<()>> {
         self.blocks.get_mut(tier.index().checked_sub(1)?)
     }
 }
@@ -171,16 +150,51 @@ impl Index {
 }
 
 impl Change<'_> {
-    /// A store to the GPU tier: computed, or loaded from a lower one.
-    pub(super) fn test_doubt(&mut self, stored: &Stored<'_>) {
-        let Some(blocks) = self.slot.doubt.of(Tier::Cpu).filter(|blocks| !blocks.is_empty()) else { return };
-        let hashes = || stored.engine_hashes.iter();
-        let doubted = hashes().filter(|hash| blocks.contains(hash)).count();
-        let known = hashes().any(|hash| !blocks.contains(hash) && self.is_held(*hash, Tier::Cpu));
-        self.slot.doubt.reloaded_known |= known;
+    /// A slice of a store's blocks, before it is applied.
+    pub(super) fn look_at_doubts(&self, tier: Tier, names: &[EngineHash], seen: &mut Doubted) {
+        let Some(blocks) = self.slot.doubt.judged_by(tier) else { return };
+        for name in names {
+            if blocks.contains(*name) {
+                seen.blocks += 1;
+            } else if tier == Tier::Gpu {
+                seen.known |= self.is_held(*name, Tier::Cpu);
+            }
+        }
+    }
+
+    /// What a store says of unconfirmed blocks, all of its own seen.
+    pub(super) fn judge_doubts(&mut self, stored: &Stored<'_>, seen: Doubted) {
+        if seen.blocks == 0 && !seen.known {
+            return;
+        }
+        if stored.tier != Tier::Gpu {
+            // An engine does not store what it holds: the tier was emptied. All of the store's blocks must be in doubt, as
+            // chunks of two prompts may share their first blocks.
+            if seen.blocks == stored.engine_hashes.len() {
+                let gone = self.slot.doubt.settle(stored.tier);
+                let work = Work::Drop(gone, stored.tier);
+                self.slot.doubt.unfinished = Some(Unfinished { work, names: Vec::new(), part: 0 });
+            }
+            return;
+        }
+        if stored.block_hashes.is_empty() {
+            return;
+        }
+        self.slot.doubt.reloaded_known |= seen.known;
         // Only whole chunks are stored, so only over a whole chunk does it say something that none is.
-        if doubted >= (2 * self.slot.cpu_chunk.max(1) - 1) as usize {
+        if seen.blocks >= (2 * self.slot.cpu_chunk.max(1) - 1) as usize {
             self.slot.doubt.tested.get_or_insert(0);
+        }
+    }
+
+    /// The store at hand showed that its tier was emptied, and names a block that was thought to be there: it is no second
+    /// copy.
+    pub(super) fn drop_refuted(&mut self, hash: EngineHash, tier: Tier) {
+        if let Some(Unfinished { work: Work::Drop(names, of), .. }) = &mut self.slot.doubt.unfinished
+            && *of == tier
+            && names.remove(hash).is_some()
+        {
+            self.drop_from(hash, tier);
         }
     }
 
@@ -188,51 +202,33 @@ impl Change<'_> {
     pub(super) fn clear_gpu(&mut self) {
         self.applied.cleared += 1;
         self.slot.ghosts.clear();
-        self.slot.copies.retain(|(_, tier), _| *tier != Tier::Gpu);
-        let names = self.slot.waiting.names().collect();
-        self.slot.doubt = Doubt::default();
-        self.slot.doubt.unfinished = Some(Unfinished::Clear { names, shard: 0 });
-    }
-
-    /// A store shows that its tier was emptied by the last clear: of what was in doubt only the store's blocks are there.
-    pub(super) fn refute(&mut self, stored: &Stored<'_>) {
-        let mut gone = self.slot.doubt.settle(stored.tier);
-        for hash in stored.engine_hashes {
-            if gone.remove(hash) {
-                self.drop_from(*hash, stored.tier);
-            }
-        }
-        self.slot.doubt.unfinished = Some(Unfinished::Drop { names: gone.into_iter(), tier: stored.tier });
+        let unfinished = Some(Unfinished { work: Work::Clear, names: Vec::new(), part: 0 });
+        self.slot.doubt = Doubt { unfinished, ..Doubt::default() };
     }
 
     /// Does a slice of what an event left to do beside its own blocks.
     pub(super) fn resolve_doubt(&mut self) {
-        let more = match self.slot.doubt.unfinished.take() {
-            None => None,
-            Some(Unfinished::Clear { mut names, shard }) => {
-                for hash in names.drain(names.len().saturating_sub(SLICE)..) {
-                    self.clear_block(hash);
-                }
-                if !names.is_empty() {
-                    Some(Unfinished::Clear { names, shard })
-                } else if shard < SHARDS {
-                    let entries = self.slot.engine.shard(shard);
-                    names.extend(entries.iter().map(|entry| EngineHash(entry.key)));
-                    Some(Unfinished::Clear { names, shard: shard + 1 })
-                } else {
-                    None
-                }
+        let Some(mut left) = self.slot.doubt.unfinished.take() else { return };
+        for name in left.names.drain(left.names.len().saturating_sub(SLICE)..) {
+            match &left.work {
+                Work::Clear => self.clear_block(name),
+                Work::Drop(_, tier) => self.drop_from(name, *tier),
             }
-            Some(Unfinished::Drop { mut names, tier }) => {
-                let mut dropped = 0;
-                for hash in names.by_ref().take(SLICE) {
-                    self.drop_from(hash, tier);
-                    dropped += 1;
-                }
-                (dropped == SLICE).then_some(Unfinished::Drop { names, tier })
+        }
+        if left.names.is_empty() {
+            if left.part == PARTS {
+                return;
             }
-        };
-        self.slot.doubt.unfinished = more;
+            match &mut left.work {
+                Work::Clear => {
+                    let placed = self.slot.engine.shard(left.part).iter().map(|entry| EngineHash(entry.key));
+                    left.names.extend(self.slot.waiting.names_of_part(left.part).chain(placed));
+                }
+                Work::Drop(names, _) => left.names.extend(names.take_part(left.part).into_keys()),
+            }
+            left.part += 1;
+        }
+        self.slot.doubt.unfinished = Some(left);
     }
 
     /// Takes a block out of the GPU tier; where a lower tier holds it, it is in doubt there.
@@ -244,7 +240,7 @@ impl Change<'_> {
         });
         for (blocks, held) in self.slot.doubt.blocks.iter_mut().zip(held) {
             if held {
-                blocks.insert(hash);
+                blocks.or_insert(hash, ());
             }
         }
         self.drop_from(hash, Tier::Gpu);
@@ -252,11 +248,15 @@ impl Change<'_> {
 
     /// Takes all copies of a block out of a tier.
     fn drop_from(&mut self, hash: EngineHash, tier: Tier) {
-        self.slot.copies.remove(&(hash, tier));
         let Some(block) = self.block(hash) else {
-            while self.slot.waiting.remove(hash, tier) {}
-            return;
+            return self.slot.waiting.remove_all(hash, tier);
         };
+        if let Some(counts) = self.slot.copies.get_mut(hash) {
+            counts[tier.index()] = 0;
+            if *counts == [0; 3] {
+                self.slot.copies.remove(hash);
+            }
+        }
         if self.runs.release(block, LaneId::new(tier, self.id)) {
             self.slot.blocks[tier.index()] -= 1;
         }

@@ -10,7 +10,7 @@
 //! | file | what |
 //! |---|---|
 //! | `runs`, `lanes` | runs, and who holds what of them |
-//! | `map`, `paged` | containers that never stop for long |
+//! | `map`, `names`, `paged` | containers that never stop for long |
 //! | `slot`, `waiting` | one rank's own tables |
 //! | `apply` | KV events → changes |
 //! | `doubt` | what a clear leaves in lower tiers |
@@ -25,6 +25,7 @@ mod doubt;
 mod find;
 mod lanes;
 mod map;
+mod names;
 mod paged;
 mod room;
 mod runs;
@@ -44,7 +45,7 @@ use crate::hash::HashKey;
 use crate::units::{EngineHash, RankId, SequenceHash, Tier};
 use apply::{Change, Limits, Progress, Scratch};
 use lanes::{LaneId, MAX_SLOTS};
-use room::Pass;
+use room::{ENTRIES_PER_EVENT, Pass};
 use runs::{BlockRef, Runs};
 use slot::Slot;
 use sweep::Sweep;
@@ -117,6 +118,8 @@ pub struct Index {
     slot_bytes: usize,
     clock: Clock,
     pass: Option<Pass>,
+    /// Entries that may be looked at to make room for the last event.
+    to_look_at: usize,
     /// Whether the limit was close after the last event.
     nearly_full: bool,
     evicted: u64,
@@ -145,6 +148,7 @@ impl Index {
             slot_bytes: 0,
             clock: Clock::default(),
             pass: None,
+            to_look_at: 0,
             nearly_full: false,
             evicted: 0,
             progress: Progress::default(),
@@ -208,6 +212,8 @@ impl Index {
     pub fn begin(&mut self, rank: RankId, event: &KvEvent<'_>) -> Applied {
         self.progress = Progress::default();
         self.unfinished = false;
+        self.to_look_at = ENTRIES_PER_EVENT;
+        self.scratch.clear();
         let Some(id) = self.slot_of(rank) else {
             return Applied { malformed: 1, ..Applied::default() };
         };
@@ -267,13 +273,18 @@ impl Index {
         slot.totals += applied;
         self.unfinished = !self.progress.is_done() || slot.doubt.is_unfinished();
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
-        self.sweep_along();
         let bytes = self.bytes();
         self.nearly_full = bytes > self.config.max_bytes / 8 * 7;
         if bytes > self.config.max_bytes {
-            self.make_room(applied.stored as usize);
+            self.unfinished |= self.make_room(applied.stored as usize);
         }
         applied
+    }
+
+    /// Whether ranks left something that [`Index::sweep`] has to clean up.
+    #[must_use]
+    pub const fn is_swept(&self) -> bool {
+        self.dead.is_empty()
     }
 
     /// The index's own figures.

@@ -14,10 +14,10 @@ const PASS_SHARE: usize = 8;
 const ENTRIES_PER_BLOCK: usize = 3 * PASS_SHARE;
 
 /// Entries that are looked at in any case, so that what went above the limit comes below it again.
-const ENTRIES_PER_EVENT: usize = 256;
+pub(super) const ENTRIES_PER_EVENT: usize = 256;
 
-/// Buckets of an engine map that are looked at at a time.
-const SLICE_BUCKETS: usize = 32;
+/// Buckets of an engine map that are looked at at a time: some hundred entries.
+const SLICE_BUCKETS: usize = 64;
 
 /// Blocks by which a pass sets its mark: few enough to look at in one slice.
 const SAMPLE: usize = 1024;
@@ -30,6 +30,8 @@ pub(super) struct Pass {
     /// Where it goes on in the engine map. A shard that shrinks moves some entries past it: the next pass meets them.
     shard: usize,
     bucket: usize,
+    /// Entries that were looked at since one was dropped.
+    barren: usize,
 }
 
 impl Pass {
@@ -39,32 +41,46 @@ impl Pass {
 }
 
 impl Index {
-    /// Drops the least recently used blocks of the largest rank, deepest first, while the index is above its limit: a
-    /// slice, after so many blocks were `stored`.
-    pub(super) fn make_room(&mut self, stored: usize) {
-        let mut left = ENTRIES_PER_EVENT + ENTRIES_PER_BLOCK * stored;
-        while self.bytes() > self.config.max_bytes && left > 0 {
-            let looked_at = if self.dead.is_empty() {
-                let Some(pass) = self.pass.take().or_else(|| self.begin_pass()) else { return };
-                self.evict_slice(pass)
-            } else {
-                self.sweep_slice()
-            };
-            left = left.saturating_sub(1 + looked_at);
+    /// Drops some of the least recently used blocks of the largest rank, deepest first, as the index is above its limit: a
+    /// slice of what is to be done after so many blocks were `stored`. Returns whether more of it is left.
+    pub(super) fn make_room(&mut self, stored: usize) -> bool {
+        self.to_look_at += ENTRIES_PER_BLOCK * stored;
+        if self.to_look_at == 0 {
+            return false;
         }
+        let looked_at = if !self.dead.is_empty() {
+            self.sweep_slice()
+        } else if let Some(pass) = self.pass.take_if(|pass| pass.barren < SAMPLE) {
+            self.evict_slice(pass)
+        } else {
+            self.begin_pass();
+            0
+        };
+        self.to_look_at = self.to_look_at.saturating_sub(1 + looked_at);
+        self.bytes() > self.config.max_bytes && self.to_look_at > 0
     }
 
-    fn begin_pass(&self) -> Option<Pass> {
+    /// Sets a mark, and begins a pass with it; one over the same rank that found nothing any more goes on with it.
+    fn begin_pass(&mut self) {
+        let old = self.pass.take();
+        self.pass = self.mark().map(|(slot, mark)| match old {
+            Some(old) if old.slot == slot => Pass { mark, barren: 0, ..old },
+            _ => Pass { slot, mark, shard: 0, bucket: 0, barren: 0 },
+        });
+    }
+
+    /// The largest rank, and how cold its coldest blocks are.
+    fn mark(&self) -> Option<(u16, u64)> {
         let live = self.ranks.iter().flatten().copied();
         let sized = live.filter_map(|id| Some((self.slots[usize::from(id)].as_ref()?.engine.len(), id)));
-        let (entries, id) = sized.max()?;
-        let slot = self.slots[usize::from(id)].as_ref().filter(|_| entries > 0)?;
+        let (_, id) = sized.max()?;
+        let slot = self.slots[usize::from(id)].as_ref()?;
         // Some of every shard: what is left in those where the last pass began is older than in those where it ended.
         let sample = (0..SHARDS).flat_map(|at| slot.engine.shard(at).iter().take(SAMPLE / SHARDS));
         let mut colds: Vec<u64> = sample.map(|entry| self.coldness(BlockRef(entry.value))).collect();
-        let at = colds.len() - 1 - colds.len() / PASS_SHARE;
+        let at = colds.len().checked_sub(1 + colds.len() / PASS_SHARE)?;
         let (_, mark, _) = colds.select_nth_unstable(at);
-        Some(Pass { slot: id, mark: *mark, shard: 0, bucket: 0 })
+        Some((id, *mark))
     }
 
     /// Grows with the time since the last use, and among equals with the depth: what is dropped is a tail.
@@ -95,7 +111,8 @@ impl Index {
         slot.truncated |= evicted > 0;
         self.evicted += evicted;
         self.slot_bytes = self.slot_bytes + slot.bytes() - before;
-        self.pass = Some(Pass { bucket: pass.bucket + SLICE_BUCKETS, ..pass });
+        let barren = if evicted > 0 { 0 } else { pass.barren + looked_at };
+        self.pass = Some(Pass { bucket: pass.bucket + SLICE_BUCKETS, barren, ..pass });
         looked_at
     }
 }
@@ -106,8 +123,8 @@ fn coldness(runs: &Runs, block: BlockRef, now: u32) -> u64 {
 }
 
 fn evict(runs: &mut Runs, slot: &mut Slot, id: u16, hash: EngineHash, block: BlockRef) {
+    slot.copies.remove(hash);
     for tier in Tier::ALL {
-        slot.copies.remove(&(hash, tier));
         if runs.release(block, LaneId::new(tier, id)) {
             slot.blocks[tier.index()] -= 1;
         }

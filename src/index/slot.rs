@@ -2,22 +2,19 @@
 
 use super::doubt::Doubt;
 use super::map::RefMap;
+use super::names::NameMap;
 use super::stats::{Applied, RankStats};
 use super::waiting::Waiting;
-use crate::units::{EngineHash, Tier};
-use hashbrown::HashMap;
+use crate::units::EngineHash;
 use std::collections::VecDeque;
-
-/// What a count above one costs.
-const COPIES_BYTES: usize = 48;
 
 /// One rank in one incarnation. A rank that starts anew gets a new slot; the old one is cleaned up in the background.
 #[derive(Debug)]
 pub(super) struct Slot {
     /// The engine's names of all blocks whose place is known: held ones and ghosts.
     pub(super) engine: RefMap,
-    /// Physical copies of a block in a tier beyond the first. Most blocks have one.
-    pub(super) copies: HashMap<(EngineHash, Tier), u32>,
+    /// Physical copies of a block beyond the first, by tier. Most blocks have none.
+    pub(super) copies: NameMap<[u32; 3]>,
     pub(super) waiting: Waiting,
     /// Blocks that left their last tier, oldest first; some may be held again since.
     pub(super) ghosts: VecDeque<EngineHash>,
@@ -36,7 +33,7 @@ impl Slot {
     pub(super) fn new(secret: u64) -> Self {
         Self {
             engine: RefMap::new(secret),
-            copies: HashMap::new(),
+            copies: NameMap::default(),
             waiting: Waiting::default(),
             ghosts: VecDeque::new(),
             blocks: [0; 3],
@@ -50,7 +47,7 @@ impl Slot {
 
     pub(super) fn bytes(&self) -> usize {
         self.engine.len() * RefMap::ENTRY_BYTES
-            + self.copies.len() * COPIES_BYTES
+            + self.copies.bytes()
             + self.waiting.bytes()
             + self.ghosts.len() * size_of::<EngineHash>()
             + self.doubt.bytes()
@@ -64,6 +61,13 @@ impl Slot {
     pub(super) fn has_lower_blocks(&self) -> bool {
         let [_, cpu, disk] = self.blocks;
         cpu + disk > 0 || !self.waiting.is_empty()
+    }
+
+    /// Frees one part of all that is by name, of [`PARTS`](super::names::PARTS). The slot must be out of use.
+    pub(super) fn drop_part(&mut self, at: usize) {
+        self.copies.take_part(at);
+        self.waiting.drop_part(at);
+        self.doubt.drop_part(at);
     }
 
     pub(super) fn stats(&self) -> RankStats {

@@ -9,10 +9,10 @@ use super::runs::{BlockRef, RunId, Runs};
 use super::slot::Slot;
 
 /// Blocks after which a slice of counting ends.
-const SLICE_BLOCKS: usize = 4096;
+const SLICE_BLOCKS: usize = 2048;
 
 /// Buckets of an engine map that are counted at a time.
-const SLICE_BUCKETS: usize = 1024;
+const SLICE_BUCKETS: usize = 512;
 
 /// Runs that one slice deals with.
 const SLICE_RUNS: usize = 128;
@@ -20,8 +20,8 @@ const SLICE_RUNS: usize = 128;
 /// Runs that one slice looks at: most are other ranks' alone.
 const SLICE_PLACES: usize = 65_536;
 
-/// Events from one slice to the next: a writer holds the index for many events at a time.
-const EVENTS_PER_SLICE: u64 = 16;
+/// Runs for which one slice gets memory: the system gives it page by page, a microsecond or two each.
+const SLICE_NEW: usize = 16_384;
 
 /// A dead slot that is being cleaned up.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Sweep {
     /// Makes ready a slice of the counts: memory costs more to get than to use. Returns whether that was still to do.
     fn prepare(&mut self) -> bool {
         let ready = self.counts.len();
-        self.counts.resize(self.places.min(ready + SLICE_PLACES), 0);
+        self.counts.resize(self.places.min(ready + SLICE_NEW), 0);
         ready < self.places
     }
 
@@ -56,6 +56,7 @@ impl Sweep {
             let visit = |value| counts[BlockRef(value).run() as usize] += 1;
             blocks += slot.engine.drain(self.shard, SLICE_BUCKETS, visit);
             if slot.engine.is_drained(self.shard) {
+                slot.drop_part(self.shard);
                 self.shard += 1;
             }
         }
@@ -94,20 +95,13 @@ impl Sweep {
 
 impl Index {
     /// Cleans up behind ranks that were cleared or removed, at least `blocks` blocks or all; returns whether more is
-    /// left. [`Index::begin`] does a little of it now and then; call it between batches to be done sooner.
+    /// left. One block is one slice. What they held does not count any more, but takes memory until then.
     pub fn sweep(&mut self, blocks: usize) -> bool {
         let mut swept = 0;
         while swept < blocks && !self.dead.is_empty() {
             swept += 1 + self.sweep_slice();
         }
         !self.dead.is_empty()
-    }
-
-    /// A slice, once in a while.
-    pub(super) fn sweep_along(&mut self) {
-        if !self.dead.is_empty() && self.clock.events.is_multiple_of(EVENTS_PER_SLICE) {
-            self.sweep_slice();
-        }
     }
 
     /// Returns the number of blocks; the first and last slices of a slot may have none.

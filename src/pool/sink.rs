@@ -94,6 +94,7 @@ impl Sink for EventSink {
 
     fn doubts(&mut self) -> Vec<(FeedKey, Doubt)> {
         self.pulse.beat(Instant::now());
+        self.pools.table().iter().for_each(|pool| CacheView::sweep(&pool.caches));
         let of_pool = |pool: &Arc<Pool>| {
             let id = pool.id;
             pool.take_doubts().into_iter().map(move |(rank, doubt)| (FeedKey { pool: id, rank }, doubt))

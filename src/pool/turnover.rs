@@ -52,10 +52,14 @@ impl Turnover {
         }
     }
 
-    /// The batch since which all that is known was told, and the blocks to be forgotten for that; `None`: not yet.
-    pub(super) fn end(&mut self) -> Option<(u64, Vec<EngineHash>)> {
-        let is_over = self.evictions_left == 0 || self.unseen.is_empty();
-        is_over.then(|| (self.since, self.unseen.drain().collect()))
+    /// Whether all that was known has had its turn.
+    pub(super) fn is_over(&self) -> bool {
+        self.evictions_left == 0 || self.unseen.is_empty()
+    }
+
+    /// The batch since which all that is known was told, and the blocks to be forgotten for that.
+    pub(super) fn end(self) -> (u64, HashSet<EngineHash>) {
+        (self.since, self.unseen)
     }
 }
 
@@ -72,13 +76,12 @@ mod tests {
         let known = [1, 2, 3].map(EngineHash);
         let mut turnover = Turnover::new(7, known.into_iter());
         turnover.see(&removed(&[1, 8].map(EngineHash)));
-        assert_eq!(turnover.end(), None);
+        assert!(!turnover.is_over());
         turnover.see(&KvEvent::Removed { tier: Tier::Cpu, engine_hashes: &[EngineHash(3)] });
-        assert_eq!(turnover.end(), None, "another tier");
+        assert!(!turnover.is_over(), "another tier");
         turnover.see(&removed(&[EngineHash(9)]));
-        let (since, mut gone) = turnover.end().expect("over");
-        gone.sort_unstable();
-        assert_eq!((since, gone), (7, vec![EngineHash(2), EngineHash(3)]));
+        assert!(turnover.is_over());
+        assert_eq!(turnover.end(), (7, HashSet::from([2, 3].map(EngineHash))));
     }
 
     #[test]
@@ -91,6 +94,7 @@ mod tests {
             engine_hashes: &[EngineHash(2)],
             block_hashes: &[],
         }));
-        assert_eq!(turnover.end(), Some((7, vec![])));
+        assert!(turnover.is_over());
+        assert_eq!(turnover.end(), (7, HashSet::new()));
     }
 }

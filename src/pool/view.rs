@@ -26,6 +26,9 @@ const WORK_PER_SLICE: usize = 64;
 /// Blocks of a longer event that take as long as one event.
 const BLOCKS_PER_EVENT: usize = 8;
 
+/// Slices of cleaning up at a time: some milliseconds, in which a hundred thousand blocks go.
+const SWEEP_SLICES: usize = 64;
+
 /// The index of a pool together with the state of each rank's stream: read under one lock, so that an overlap and the
 /// sequence number at which it was true belong together.
 #[derive(Debug)]
@@ -349,10 +352,10 @@ impl CacheView {
         }
         slices.caches.index.end_batch(rank);
         slices.feed()?.applied_seq = Some(seq);
-        let (since, gone) = slices.feed()?.turnover.as_mut()?.end()?;
-        for hash in gone {
+        let (since, gone) = slices.feed()?.turnover.take_if(|turnover| turnover.is_over())?.end();
+        for hash in &gone {
             // Of several copies none is left.
-            while slices.apply(&removed(&hash)).removed > 0 {}
+            while slices.apply(&removed(hash)).removed > 0 {}
         }
         drop(slices);
         // For what is missed from here on.
@@ -381,6 +384,21 @@ impl CacheView {
         let Some(feed) = caches.feeds.get_mut(rank.index()) else { return };
         feed.set_state(state, applied_seq, now);
         feed.turnover = feed.turnover.take().or(begun).filter(|_| is_degraded);
+    }
+
+    /// Cleans up behind ranks that were cleared or have left, readers having their turn after each slice. Called every
+    /// 100 ms or so.
+    pub(super) fn sweep(caches: &RwLock<Self>) {
+        if caches.read().index.is_swept() {
+            return;
+        }
+        let mut caches = caches.write();
+        for _ in 0..SWEEP_SLICES {
+            if !caches.index.sweep(1) {
+                return;
+            }
+            RwLockWriteGuard::bump(&mut caches);
+        }
     }
 
     pub(super) const fn new(index: Index) -> Self {

@@ -136,6 +136,7 @@ impl Agent {
     /// A replica was started anew: its cache and its requests are gone.
     pub(super) fn restarted(&mut self, rank: RankId, now: Instant) {
         self.index.clear_rank(rank);
+        self.index.sweep(usize::MAX);
         if let Some(candidate) = self.candidates.get_mut(rank.index()) {
             candidate.history_blocks = 0;
         }

@@ -217,6 +217,18 @@ fn another_process_starts_from_nothing() {
 }
 
 #[test]
+fn what_a_process_left_is_cleaned_up_without_another_event() {
+    let mut scene = Scene::exact();
+    scene.apply(json!([stored(1, 4, &PROMPT)]));
+    let feed = scene.feed();
+    scene.sink.reset(feed, ResetReason::HistoryGone);
+    let stats = || scene.pool.caches.read().index.stats();
+    assert_eq!((stats().unswept, stats().runs), (1, 1));
+    scene.sink.doubts();
+    assert_eq!((stats().unswept, stats().runs, stats().bytes), (0, 0, 0));
+}
+
+#[test]
 fn a_publisher_that_is_never_heard_is_unreachable_and_no_longer_waited_for() {
     let mut scene = Scene::connecting();
     let mut watch = Watch::default();
