@@ -12,7 +12,7 @@ use kvspoa::pool::{Pool, Pools};
 use kvspoa::prompt::{Model, ModelOptions, PromptError};
 use kvspoa::replica::parse_models;
 use kvspoa::request::RoutingRequest;
-use kvspoa::request::body::{Endpoint, PromptInput, parse};
+use kvspoa::request::body::{Ask, BodyError, Endpoint, PromptInput, parse};
 use kvspoa::route::{Decision, Outcome, RouteLimits, Router, State, Workers};
 use kvspoa::select::{Policy, Scheduler, SchedulerConfig};
 use kvspoa::units::TokenId;
@@ -192,9 +192,18 @@ fn model_by(template: &str, release: &str) -> Model {
     Model::load_with(dir.path(), options).expect("a model")
 }
 
-/// The text of a body, or why there is none.
+/// The text of a body, or why there is none. It is the same where the messages, and their texts, are known already.
 fn render(model: &Model, endpoint: Endpoint, body: &Value) -> Result<String, &'static str> {
-    match parse(endpoint, body.to_string().as_bytes()).map(|ask| ask.prompt) {
+    let body = body.to_string();
+    let text = text(model, parse(endpoint, body.as_bytes()));
+    for _ in 0..2 {
+        assert_eq!(self::text(model, model.read(endpoint, body.as_bytes())), text, "{body}");
+    }
+    text
+}
+
+fn text(model: &Model, ask: Result<Ask, BodyError>) -> Result<String, &'static str> {
+    match ask.map(|ask| ask.prompt) {
         Ok(PromptInput::Chat(conversation)) => model.render(&conversation).map_err(|error| match error {
             // The text may say which.
             PromptError::TemplateFailed { .. } => "template_failed",
@@ -237,6 +246,8 @@ const BODIES: [(&str, Endpoint, &str); 3] = [
 /// What became of all bodies with one template.
 #[derive(Default)]
 struct Row {
+    /// How many texts of messages were not written again.
+    known: u64,
     equal: usize,
     /// We make no text where vLLM does: how many, by reason. These requests are routed by load.
     refused: BTreeMap<&'static str, usize>,
@@ -259,6 +270,7 @@ fn row(made: &Value) -> Row {
             }
         }
     }
+    row.known = model.known_stats().hits;
     row
 }
 
@@ -273,12 +285,15 @@ fn templates_of_real_models_render_as_in_vllm_or_are_refused() {
     let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
     paths.sort();
     let (mut equal, mut refused, mut wrong) = (0, 0, Vec::new());
-    let mut deviations = Vec::new();
+    let (mut deviations, mut unknown) = (Vec::new(), Vec::new());
     for path in paths {
         let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
         let made: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("texts");
         let row = row(&made);
         equal += row.equal;
+        if row.known == 0 {
+            unknown.push(name.clone());
+        }
         for (reason, count) in &row.refused {
             refused += count;
             deviations.push(format!("| {name} | {count} | `{reason}` |"));
@@ -288,11 +303,106 @@ fn templates_of_real_models_render_as_in_vllm_or_are_refused() {
     println!("{}", deviations.join("\n"));
     let share = 100.0 * equal as f64 / (equal + refused + wrong.len()) as f64;
     println!("equal {equal} ({share:.2} %), refused {refused}, wrong {}", wrong.len());
+    println!("{} templates write every message again: {}", unknown.len(), unknown.join(", "));
     assert!(wrong.is_empty(), "unlike vLLM:\n{}", wrong.join("\n"));
     assert!(share >= 99.5, "{share:.2} % equal");
     let documented = include_str!("../docs/templates.md");
     let missing: Vec<_> = deviations.iter().filter(|line| !documented.contains(*line)).collect();
     assert!(missing.is_empty(), "not in docs/templates.md: {missing:#?}");
+}
+
+/// Templates that treat a message otherwise by what stands around it.
+const KNOWN: [(&str, &str); 4] = [
+    ("thinking", include_str!("fixtures/templates/known/thinking.jinja")),
+    ("states", include_str!("fixtures/templates/known/states.jinja")),
+    ("macros", include_str!("fixtures/templates/known/macros.jinja")),
+    ("slices", include_str!("fixtures/templates/known/slices.jinja")),
+];
+
+/// Whatever was written before, and for whichever conversation: each text is that of a model without memory.
+#[test]
+fn known_texts_change_no_prompt() {
+    let mut templates: Vec<(String, String)> =
+        KNOWN.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+    let fetched = fetched("KVSPOA_TEMPLATES", "templates").map(|dir| dir.join("texts"));
+    for file in fetched.and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten() {
+        let path = file.expect("a file").path();
+        let made: Value = serde_json::from_slice(&std::fs::read(&path).expect("a file")).expect("texts");
+        let source = made["template"].as_str().expect("a template").to_owned();
+        templates.push((path.file_stem().expect("a name").to_string_lossy().into_owned(), source));
+    }
+    let bodies: Value = serde_json::from_str(BODIES[0].2).expect("bodies");
+    let bodies: Vec<&Value> = bodies.as_object().expect("bodies").values().collect();
+    for (name, source) in &templates {
+        let (warm, cold) = (model_of(source), model_without_memory(source));
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut texts = 0;
+        for _ in 0..30 {
+            let mut talk = Talk::begin(&bodies, &mut random);
+            for _ in 0..8 {
+                let body = talk.body.to_string();
+                let ask = || warm.read(Endpoint::ChatCompletions, body.as_bytes());
+                let expected = text(&cold, parse(Endpoint::ChatCompletions, body.as_bytes()));
+                assert_eq!(text(&warm, ask()), expected, "{name}: {body}");
+                texts += usize::from(expected.is_ok());
+                talk.go_on(&bodies, &mut random);
+            }
+        }
+        let known = warm.known_stats();
+        println!("{name}: {texts} texts, {} of {} messages known", known.hits, known.hits + known.misses);
+        assert!(known.hits > 0 || !KNOWN.iter().any(|(own, _)| own == name), "{name}: nothing is known");
+    }
+}
+
+fn model_without_memory(template: &str) -> Model {
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("tokenizer.json", include_str!("../src/prompt/tiny/tokenizer.json"));
+    write("tokenizer_config.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#);
+    write("chat_template.jinja", template);
+    let options = ModelOptions { clock: frozen, cache_bytes: 0, ..ModelOptions::default() };
+    Model::load_with(dir.path(), options).expect("a model")
+}
+
+/// A conversation that goes on, is taken back, or goes on otherwise.
+struct Talk {
+    body: Value,
+}
+
+impl Talk {
+    fn begin(bodies: &[&Value], random: &mut fastrand::Rng) -> Self {
+        Self { body: (*random.choice(bodies).expect("a body")).clone() }
+    }
+
+    fn go_on(&mut self, bodies: &[&Value], random: &mut fastrand::Rng) {
+        let other = *random.choice(bodies).expect("a body");
+        let others = other["messages"].as_array().expect("messages");
+        let body = self.body.as_object_mut().expect("a body");
+        let messages = body["messages"].as_array_mut().expect("messages");
+        let at = random.usize(0..messages.len());
+        match random.u8(0..8) {
+            0 => messages.truncate(at + 1),
+            1 => messages.swap(0, at),
+            2 => drop(messages.remove(at)),
+            3 => messages.push(messages[at].clone()),
+            4 => {
+                let enable_thinking = random.bool();
+                body.insert("chat_template_kwargs".to_owned(), json!({ "enable_thinking": enable_thinking }));
+            }
+            5 => {
+                let fields = ["tools", "add_generation_prompt", "continue_final_message"];
+                let field = random.choice(fields).expect("a field");
+                match other.get(field) {
+                    Some(value) => body.insert(field.to_owned(), value.clone()),
+                    None => body.remove(field),
+                };
+            }
+            _ => messages.extend(others.iter().take(random.usize(1..4)).cloned()),
+        }
+        if self.body["messages"].as_array().is_some_and(Vec::is_empty) {
+            self.body = other.clone();
+        }
+    }
 }
 
 /// A model of the gpt-oss kind, with the embedded tokenizer or the real one.

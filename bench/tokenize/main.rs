@@ -5,21 +5,19 @@
 //! machines that do something else as well, the least.
 
 mod counting;
+mod talk;
 
 use counting::Counting;
 use kvspoa::hash::HashKey;
-use kvspoa::prompt::{Model, ModelOptions, Prompt};
-use kvspoa::request::Endpoint;
+use kvspoa::prompt::{Model, ModelOptions};
 use kvspoa::request::body::PromptInput;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fs;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
+use talk::{BLOCK_TOKENS, ENDPOINT, conversation, path};
 
-const BLOCK_TOKENS: u32 = 16;
-const ENDPOINT: Endpoint = Endpoint::ChatCompletions;
 const ROUNDS: usize = 25;
 
 /// A conversation: the bytes of its texts, those of one turn, and what its way is to take.
@@ -128,32 +126,6 @@ struct Measured {
     allocated: [usize; 4],
 }
 
-/// A body's way to its block hashes, as [`kvspoa::route`] goes it.
-fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
-    let name = model.repeats().key(ENDPOINT, body);
-    let known = name.and_then(|name| model.repeats().get(name));
-    let prompt = known.unwrap_or_else(|| {
-        let ask = model.read(ENDPOINT, body).expect("a body");
-        let tokens = model.tokens(&ask, &|| false).expect("tokens");
-        let prompt = Prompt {
-            tokens,
-            head: ask.prompt.head(),
-            media: ask.media,
-            identity_is_known: true,
-            takes_tokens: false,
-            model: ask.model,
-            cache_salt: ask.cache_salt,
-        };
-        let prompt = Arc::new(prompt);
-        if let Some(name) = name {
-            model.repeats().keep(name, &prompt);
-        }
-        prompt
-    });
-    black_box(key.sequence(key.plain_root(), &prompt.tokens.ids, BLOCK_TOKENS));
-    prompt.tokens.ids.len()
-}
-
 fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shape: Shape) -> Measured {
     let [mut cold, mut warm, mut repeat, mut old, mut next] = [const { Times::new() }; 5];
     let mut stages = [const { Times::new() }; 4];
@@ -162,7 +134,7 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
     for round in 0..ROUNDS {
         let turn = |session: &str, back: usize| {
             let session = format!("{session} {round} of {}", shape.bytes);
-            let turns = conversation(text, &session, shape, round * 7919);
+            let turns = conversation(text, &session, shape.bytes, shape.turn_bytes, round * 7919);
             json!({ "model": "m", "messages": turns[..turns.len() - 2 * back], "stream": true })
                 .to_string()
                 .into_bytes()
@@ -233,7 +205,7 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
 fn trace(dir: &Path, text: &str) -> f64 {
     const SESSIONS: usize = 200;
     const TURNS: usize = 10;
-    const SHAPE: Shape = Shape { bytes: TURNS * 5_700, turn_bytes: 5_700, cold_us: 0, warm_us: 0 };
+    const TURN_BYTES: usize = 5_700;
     let options = ModelOptions { cache_bytes: 256 << 20, ..ModelOptions::default() };
     let bound = options.cache_bytes;
     let model = Model::load_with(dir, options).expect("the model");
@@ -241,7 +213,7 @@ fn trace(dir: &Path, text: &str) -> f64 {
     for turn in 1..=TURNS {
         for session in 0..SESSIONS {
             let name = format!("trace {session}");
-            let mut turns = conversation(text, &name, SHAPE, session * 4099);
+            let mut turns = conversation(text, &name, TURNS * TURN_BYTES, TURN_BYTES, session * 4099);
             turns.truncate(1 + 2 * turn);
             let body = json!({ "messages": turns }).to_string().into_bytes();
             let ask = model.read(ENDPOINT, &body).expect("a body");
@@ -266,27 +238,6 @@ fn trace(dir: &Path, text: &str) -> f64 {
         said(model.cache_bytes() <= bound),
     );
     tokens as f64 / total.as_secs_f64() / 1e6
-}
-
-/// Messages that no other session has.
-fn conversation(text: &str, session: &str, shape: Shape, mut at: usize) -> Vec<Value> {
-    let mut messages = vec![json!({ "role": "system", "content": format!("This is session {session}.") })];
-    let mut written = 0;
-    while written < shape.bytes {
-        for (role, length) in [("user", shape.turn_bytes / 3), ("assistant", shape.turn_bytes * 2 / 3)] {
-            let content = slice(text, at % (text.len() - 4000), length);
-            messages.push(json!({ "role": role, "content": format!("{session}, {at}: {content}") }));
-            at += length;
-            written += length;
-        }
-    }
-    messages.push(json!({ "role": "user", "content": format!("{session}: go on, please.") }));
-    messages
-}
-
-fn slice(text: &str, from: usize, length: usize) -> &str {
-    let boundary = |at: usize| (at..at + 4).find(|at| text.is_char_boundary(*at)).expect("a character");
-    &text[boundary(from)..boundary(from + length)]
 }
 
 /// What one thing took, time after time.

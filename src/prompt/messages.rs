@@ -26,6 +26,8 @@ pub(super) struct Prepared<'c> {
     role: &'c str,
     pub(super) content: Content,
     source: Option<&'c Message>,
+    /// The message, if nothing but it makes this one, and it was seen before.
+    pub(super) identity: Option<&'c Arc<Message>>,
     /// A developer's message that was made a system message loses its tools.
     converted: bool,
 }
@@ -44,6 +46,7 @@ pub(super) fn prepare(
             role: &message.role,
             content: content(message, format),
             source: Some(message),
+            identity: Some(message).filter(|message| is_shared(message)),
             converted: false,
         })
         .collect();
@@ -58,10 +61,16 @@ pub(super) fn prepare(
         merge_system_messages(&mut prepared, "");
         // The engine merges these before it gives them their form.
         if let Some(system) = prepared.first_mut().filter(|_| format == ContentFormat::Parts) {
+            system.identity = None;
             system.content.make_parts();
         }
     }
     prepared
+}
+
+/// Whether somebody else has the message too: of those that were seen lately the cache has one. Others never come again.
+fn is_shared(message: &Arc<Message>) -> bool {
+    Arc::strong_count(message) > 1
 }
 
 fn content(message: &Message, format: ContentFormat) -> Content {
@@ -119,6 +128,7 @@ fn merge_system_messages(messages: &mut Vec<Prepared<'_>>, between: &str) {
         role: "system",
         content: Content::Text(texts.join(between).into()),
         source: None,
+        identity: None,
         converted: false,
     };
     messages.insert(0, merged);
@@ -178,6 +188,6 @@ impl Prepared<'_> {
                 fields.push(("tools", values::from_json(tools)));
             }
         }
-        Value::from_object(Fields(fields))
+        Value::from_object(Fields { fields, message: self.identity.cloned() })
     }
 }

@@ -34,10 +34,11 @@ use std::time::Instant;
 use template::{Sources, Templates};
 use tokenizer::{Encoded, Tokenizer};
 
-/// The eighths of the memory for what was seen lately. A message's text takes about as much as its ids, but less is lost
-/// without it; whole prompts are for retries, which come soon.
+/// The eighths of the memory for what was seen lately. A message, and what the template wrote for it, take about as much
+/// as its ids, but less is lost without them; whole prompts are for retries, which come soon.
 const SEGMENTS_EIGHTHS: usize = 4;
-const MESSAGES_EIGHTHS: usize = 3;
+const MESSAGES_EIGHTHS: usize = 2;
+const KNOWN_EIGHTHS: usize = 1;
 const REPEATS_EIGHTHS: usize = 1;
 
 /// Demonstrations and simulated replicas have short prompts, and there are many of them in one process.
@@ -137,7 +138,7 @@ impl Model {
             sources.default = Some(files::read_text(path)?);
             sources.tool_use = None;
         }
-        let templates = Templates::compile(sources, options)
+        let templates = Templates::compile(sources, options, cache_bytes / 8 * KNOWN_EIGHTHS)
             .map_err(|error| ModelError::Template { path: dir.to_owned(), detail: error.to_string() })?;
         let repeats = if templates.depend_on_time() {
             Repeats::none()
@@ -203,11 +204,17 @@ impl Model {
         self.tokenizer.cache_stats()
     }
 
+    /// What is kept of the texts that the chat template wrote for messages.
+    #[must_use]
+    pub fn known_stats(&self) -> CacheStats {
+        self.templates.known_stats()
+    }
+
     /// The memory of all that is kept of earlier requests, in bytes.
     #[must_use]
     pub fn cache_bytes(&self) -> usize {
         let segments = self.tokenizer.cache_stats().unwrap_or_default();
-        (segments + self.seen.stats() + self.repeats.stats()).bytes
+        (segments + self.seen.stats() + self.known_stats() + self.repeats.stats()).bytes
     }
 
     /// The prompts that were made lately.

@@ -1,7 +1,7 @@
 //! A Jinja environment that behaves as the one of Hugging Face `transformers`.
 
 use super::python::{self, Json};
-use super::{date, strings};
+use super::{date, known, strings};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -53,10 +53,11 @@ pub(super) fn environment(
     environment.set_debug(false);
     environment.set_formatter(|out, _, value| {
         match value.as_str() {
-            Some(text) => out.write_str(text),
-            None => out.write_str(&python::str(value)?),
+            Some(text) => out.write_str(text)?,
+            None if known::write(out, value)? => {}
+            None => out.write_str(&python::str(value)?)?,
         }
-        .map_err(Error::from)
+        Ok(())
     });
     environment.set_unknown_method_callback(strings::call_method);
     environment.add_function(RAISE_EXCEPTION, |_message: Value| -> Result<Value, Error> {

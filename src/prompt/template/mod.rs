@@ -7,6 +7,7 @@ mod anthropic;
 mod beginning;
 pub(in crate::prompt) mod date;
 mod environment;
+mod known;
 mod limits;
 mod python;
 mod requested;
@@ -21,15 +22,18 @@ pub use shape::ContentFormat;
 use super::error::PromptError;
 use super::messages::{self, Content};
 use super::options::ModelOptions;
+use crate::recent::CacheStats;
 use crate::request::conversation::Conversation;
 use anthropic::Anthropic;
 use environment::RaisedByTemplate;
+use known::{Known, Sites};
 use limits::{Added, Limits};
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
 use requested::Requested;
 use std::cell::Cell;
 use std::error::Error as _;
+use std::sync::Arc;
 
 /// The source of a model's chat templates.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +57,7 @@ pub(super) struct Templates {
     anthropic: Anthropic,
     depend_on_time: bool,
     requested: Requested,
+    known: Arc<Known>,
 }
 
 /// What is known about one template without running it.
@@ -66,17 +71,23 @@ struct Properties {
 }
 
 impl Templates {
-    pub(super) fn compile(sources: Sources, options: ModelOptions) -> Result<Self, Error> {
-        let mut templates = Self::compile_alone(sources, options)?;
+    /// Compiles templates, which keep at most `known_bytes` of what they wrote for messages.
+    pub(super) fn compile(
+        sources: Sources,
+        options: ModelOptions,
+        known_bytes: usize,
+    ) -> Result<Self, Error> {
+        let mut templates = Self::compile_alone(sources, options, known_bytes)?;
         templates.anthropic.disabled_effort =
             anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
         Ok(templates)
     }
 
     /// The same, without trying what the templates make of Anthropic's Messages.
-    fn compile_alone(sources: Sources, options: ModelOptions) -> Result<Self, Error> {
+    fn compile_alone(sources: Sources, options: ModelOptions, known_bytes: usize) -> Result<Self, Error> {
         let mut environment = environment::environment(options.clock, options.utc_offset_seconds)?;
         let wants_system_first = anthropic::wants_system_first(&sources);
+        let mut sites = Sites::default();
         let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
             let Some(source) = source else { return Ok(None) };
             let source = without_generation_tags(&source);
@@ -88,8 +99,15 @@ impl Templates {
                 names_content: source.contains("content"),
                 limits: limits::of(&parsed),
             };
-            let apart = sums::taken_apart(&source, &parsed);
-            environment.add_template_owned(name, apart.unwrap_or(source))?;
+            let apart = sums::taken_apart(&source, &parsed).unwrap_or(source);
+            let changed = match known_bytes {
+                0 => None,
+                _ => {
+                    let parsed = minijinja::machinery::parse(&apart, name, environment::syntax()?)?;
+                    sites.prepare(&apart, &parsed, properties.limits.added_to_safe_text != Added::Nothing)
+                }
+            };
+            environment.add_template_owned(name, changed.unwrap_or(apart))?;
             Ok(Some(properties))
         };
         let depend_on_time = [&sources.default, &sources.tool_use]
@@ -98,6 +116,8 @@ impl Templates {
             .any(|source| source.contains(environment::STRFTIME_NOW));
         let default = add("default", sources.default)?;
         let tool_use = add("tool_use", sources.tool_use)?;
+        let known = Known::new(sites, known_bytes);
+        known.add_to(&mut environment);
         let special_tokens = sources.special_tokens;
         let anthropic = Anthropic { wants_system_first, ..Anthropic::default() };
         Ok(Self {
@@ -109,7 +129,13 @@ impl Templates {
             anthropic,
             depend_on_time,
             requested: Requested::default(),
+            known,
         })
+    }
+
+    /// What is kept of the texts of messages.
+    pub(super) fn known_stats(&self) -> CacheStats {
+        self.known.stats()
     }
 
     pub(super) fn options(&self) -> &ModelOptions {
@@ -147,6 +173,7 @@ impl Templates {
         );
         let continued = match prepared.last_mut() {
             Some(last) if conversation.continue_final_message => {
+                last.identity = None;
                 Some(mark_to_continue(&mut last.content, template)?)
             }
             _ => None,
@@ -380,4 +407,4 @@ fn failure(error: &Error) -> PromptError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::prompt) mod tests;

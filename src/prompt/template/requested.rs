@@ -41,7 +41,8 @@ impl Templates {
             tool_use: None,
             special_tokens: self.special_tokens.clone(),
         };
-        let compiled = Self::compile_alone(sources, self.options.clone()).map_err(|error| failure(&error))?;
+        let compiled = Self::compile_alone(sources, self.options.clone(), 0);
+        let compiled = compiled.map_err(|error| failure(&error))?;
         let compiled = Arc::new(compiled);
         let bytes = TIMES_SOURCE * source.len() + ENVIRONMENT_BYTES;
         self.requested.0.insert(key, Arc::clone(&compiled), bytes);

@@ -14,7 +14,7 @@ pub(super) fn templates(source: &str) -> Templates {
         tool_use: None,
         special_tokens: vec![("bos_token".into(), "<s>".into())],
     };
-    Templates::compile(sources, ModelOptions::default()).expect("a template")
+    Templates::compile(sources, ModelOptions::default(), 1 << 20).expect("a template")
 }
 
 fn render_body(source: &str, body: &str) -> Result<String, PromptError> {
@@ -135,7 +135,7 @@ fn a_template_is_stopped_at_its_limits() {
     let options = ModelOptions { max_rendered_bytes: 100, ..ModelOptions::default() };
     let sources =
         Sources { default: Some("{% for a in range(99) %}xx{% endfor %}".into()), ..Sources::default() };
-    let small = Templates::compile(sources, options).expect("a template");
+    let small = Templates::compile(sources, options, 1 << 20).expect("a template");
     assert_eq!(
         small.render(&conversation(r#"{"messages": [{"role": "user"}]}"#)),
         Err(PromptError::TooLarge)
@@ -198,7 +198,7 @@ fn the_engines_defaults_yield_to_the_clients_arguments() {
         ..ModelOptions::default()
     };
     let sources = Sources { default: Some("{{ a }}{{ b }}".into()), ..Sources::default() };
-    let templates = Templates::compile(sources, options).expect("a template");
+    let templates = Templates::compile(sources, options, 1 << 20).expect("a template");
     let body = r#"{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": 9, "b": null}}"#;
     assert_eq!(templates.render(&conversation(body)).as_deref(), Ok("92"));
 }
@@ -207,7 +207,7 @@ fn the_engines_defaults_yield_to_the_clients_arguments() {
 fn tools_choose_the_template_that_is_made_for_them() {
     let sources =
         Sources { default: Some("plain".into()), tool_use: Some("tools".into()), ..Sources::default() };
-    let templates = Templates::compile(sources, ModelOptions::default()).expect("templates");
+    let templates = Templates::compile(sources, ModelOptions::default(), 1 << 20).expect("templates");
     let body = |tools: &str| format!(r#"{{"messages": [{{"role": "user"}}]{tools}}}"#);
     assert_eq!(templates.render(&conversation(&body(""))).as_deref(), Ok("plain"));
     let tools = r#", "tools": [{"type": "function", "function": {"name": "f"}}]"#;

@@ -1,5 +1,6 @@
 //! JSON → the values that templates work with.
 
+use crate::request::conversation::Message;
 use minijinja::Value;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
 use smallvec::SmallVec;
@@ -56,9 +57,13 @@ impl Object for Dict {
     }
 }
 
-/// A dictionary of a few fields whose names are known: what a message is. It is made without a table.
+/// A dictionary of a few fields whose names are known, and no method's: what a message is. It is made without a table.
 #[derive(Debug)]
-pub(in crate::prompt) struct Fields(pub(in crate::prompt) SmallVec<[(&'static str, Value); 4]>);
+pub(in crate::prompt) struct Fields {
+    pub(in crate::prompt) fields: SmallVec<[(&'static str, Value); 4]>,
+    /// The message that all fields were made from, if it was seen before; by its address it is known again.
+    pub(in crate::prompt) message: Option<Arc<Message>>,
+}
 
 impl Object for Fields {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
@@ -70,17 +75,17 @@ impl Object for Fields {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        method(key).or_else(|| self.field(key))
+        self.field(key).or_else(|| method(key))
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.0.iter().map(|(name, _)| Value::from(*name)).collect())
+        Enumerator::Values(self.fields.iter().map(|(name, _)| Value::from(*name)).collect())
     }
 }
 
 impl Fields {
     fn field(&self, key: &str) -> Option<Value> {
-        self.0.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())
+        self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())
     }
 }
 
