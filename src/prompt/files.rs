@@ -16,23 +16,38 @@ pub(super) fn read_text(path: &Path) -> Result<String, ModelError> {
     std::fs::read_to_string(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
 }
 
-/// Reads what stands beside `tokenizer.json`. Of the sources of a template, later ones win:
-/// `chat_template.json`, `tokenizer_config.json`, `chat_template.jinja`.
+/// Reads what stands beside `tokenizer.json`, as vLLM 0.32 and `transformers` 5 choose among it (`resolve_chat_template`).
+/// The tokenizer's templates are the files that end in `.jinja`, and only where there are none, those in
+/// `tokenizer_config.json`. `chat_template.json` is a processor's, which counts for conversations without tools.
 pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {
     let config = tokenizer_config(dir)?;
     let special = object(&dir.join("special_tokens_map.json"))?;
     let mut sources = Sources { special_tokens: special_tokens(&config, &special), ..Sources::default() };
 
-    let processor = dir.join("chat_template.json");
-    named_templates(&mut sources, object(&processor)?.get("chat_template"), &processor)?;
-    named_templates(&mut sources, config.get("chat_template"), &dir.join("tokenizer_config.json"))?;
-    if let Some(source) = text(&dir.join("chat_template.jinja"))? {
-        sources.default = Some(source);
+    let additional = dir.join("additional_chat_templates");
+    let has_additional = has_templates(&additional);
+    let default = text(&additional.join("default.jinja"))?.or(text(&dir.join("chat_template.jinja"))?);
+    if has_additional || default.is_some() {
+        sources.default = default;
+        sources.tool_use = text(&additional.join("tool_use.jinja"))?;
+    } else {
+        named_templates(&mut sources, config.get("chat_template"), &dir.join("tokenizer_config.json"))?;
     }
-    if let Some(source) = text(&dir.join("additional_chat_templates").join("tool_use.jinja"))? {
-        sources.tool_use = Some(source);
+
+    let path = dir.join("chat_template.json");
+    let mut processor = Sources::default();
+    named_templates(&mut processor, object(&path)?.get("chat_template"), &path)?;
+    // Beside additional templates the processor cannot be loaded.
+    if processor.default.is_some() && !has_additional && processor.default != sources.default {
+        sources.tool_use = sources.tool_use.or(sources.default);
+        sources.default = processor.default;
     }
     Ok(sources)
+}
+
+fn has_templates(dir: &Path) -> bool {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|end| end == "jinja"))
 }
 
 /// What `tokenizer_config.json` says; nothing if it is not there.
@@ -171,25 +186,36 @@ mod tests {
         template_sources(directory(files).path())
     }
 
+    /// The templates without and with tools. The cases without `chat_template.json` are what `get_chat_template` of
+    /// `transformers` 5.19 answered.
     #[test]
-    fn the_template_file_wins_over_the_configuration() {
+    fn files_win_over_the_configuration_and_the_processor_where_there_are_no_tools() {
+        let config = ("tokenizer_config.json", r#"{"chat_template": "config"}"#);
+        let list = (
+            "tokenizer_config.json",
+            r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#,
+        );
+        let jinja = ("chat_template.jinja", "jinja");
+        let additional = ("additional_chat_templates/tool_use.jinja", "additional");
         let json = ("chat_template.json", r#"{"chat_template": "processor"}"#);
-        let tokenizer = ("tokenizer_config.json", r#"{"chat_template": "config"}"#);
-        let jinja = ("chat_template.jinja", "file");
-        let default = |files: &[_]| read_sources(files).expect("sources").default;
-        assert_eq!(default(&[json]).as_deref(), Some("processor"));
-        assert_eq!(default(&[json, tokenizer]).as_deref(), Some("config"));
-        assert_eq!(default(&[json, tokenizer, jinja]).as_deref(), Some("file"));
-        assert_eq!(default(&[]), None);
-    }
-
-    #[test]
-    fn named_templates_are_found_in_both_places() {
-        let list = r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#;
-        let sources = read_sources(&[("tokenizer_config.json", list)]).expect("sources");
-        assert_eq!((sources.default.as_deref(), sources.tool_use.as_deref()), (Some("d"), Some("t")));
-        let sources = read_sources(&[("additional_chat_templates/tool_use.jinja", "t")]).expect("sources");
-        assert_eq!((sources.default, sources.tool_use.as_deref()), (None, Some("t")));
+        let of = |files: &[_]| {
+            let Sources { default, tool_use, .. } = read_sources(files).expect("sources");
+            let with_tools = tool_use.or_else(|| default.clone());
+            [default, with_tools].map(Option::unwrap_or_default)
+        };
+        assert_eq!(of(&[]), ["", ""]);
+        assert_eq!(of(&[config]), ["config", "config"]);
+        assert_eq!(of(&[list]), ["d", "t"]);
+        assert_eq!(of(&[list, jinja]), ["jinja", "jinja"]);
+        assert_eq!(of(&[list, additional]), ["", "additional"]);
+        assert_eq!(of(&[config, additional]), ["", "additional"]);
+        assert_eq!(of(&[jinja, additional]), ["jinja", "additional"]);
+        assert_eq!(of(&[jinja, ("additional_chat_templates/default.jinja", "other")]), ["other", "other"]);
+        assert_eq!(of(&[json]), ["processor", "processor"]);
+        assert_eq!(of(&[json, config]), ["processor", "config"]);
+        assert_eq!(of(&[json, list]), ["processor", "t"]);
+        assert_eq!(of(&[json, jinja]), ["processor", "jinja"]);
+        assert_eq!(of(&[json, jinja, additional]), ["jinja", "additional"]);
     }
 
     #[test]
