@@ -26,6 +26,12 @@ pub(super) const STRFTIME_NOW: &str = "strftime_now";
 /// A filter that lets only texts pass: what a sum of texts demands of its operands ([`super::sums`]).
 pub(super) const TEXT_FILTER: &str = "kvspoa_text";
 
+/// A filter that makes values the texts that Python makes of them: for the operands of `~` ([`super::concat`]).
+pub(super) const STR_FILTER: &str = "kvspoa_str";
+
+/// A filter that makes texts what they are in a sum with one that is marked as safe ([`super::sums`]).
+pub(super) const ESCAPED_FILTER: &str = "kvspoa_escaped";
+
 /// The environment without what `transformers` adds to Jinja.
 pub(super) fn bare_environment() -> Result<Environment<'static>, Error> {
     let mut environment = environment(SystemTime::now, 0)?;
@@ -74,6 +80,16 @@ pub(super) fn environment(
         Some(_) => Ok(value),
         None => Err(Error::new(ErrorKind::InvalidOperation, "a text and something else cannot be added")),
     });
+    environment.add_filter(STR_FILTER, |value: Value| match value.as_str() {
+        // A mark of safety ends here.
+        Some(_) if !value.is_safe() => Ok(value),
+        _ => python::str(&value).map(Value::from),
+    });
+    environment.add_filter(ESCAPED_FILTER, |value: Value| match value.as_str() {
+        Some(_) if value.is_safe() => Ok(value),
+        Some(text) => Ok(Value::from_safe_string(strings::escape(text))),
+        None => Err(Error::new(ErrorKind::InvalidOperation, "a text and something else cannot be added")),
+    });
     environment.add_filter("string", |value: &Value| python::str(value));
     environment.add_filter("trim", |value: &Value, chars: Option<&str>| -> Result<String, Error> {
         let text = python::str(value)?;
@@ -97,10 +113,11 @@ pub(super) fn environment(
 /// The name under which a rendering remembers that it has marked a text as safe.
 const MARKED_SAFE: &str = "marked_safe";
 
-/// `safe` is without effect as long as nothing is added to the text, which [`super::limits`] finds.
-fn safe(state: &mut State<'_, '_>, value: Value) -> Result<String, Error> {
+/// `safe` is without effect as long as nothing is added to the text, which [`super::sums`] does as Python does where it
+/// stands in the sum itself, and [`super::limits`] finds elsewhere.
+fn safe(state: &mut State<'_, '_>, value: Value) -> Result<Value, Error> {
     state.set_temp(MARKED_SAFE, Value::from(true));
-    python::str(&value)
+    python::str(&value).map(Value::from_safe_string)
 }
 
 /// Whether a finished rendering has marked a text as safe.

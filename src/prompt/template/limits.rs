@@ -1,5 +1,6 @@
 //! What a template does that cannot be done here exactly as in Python. It is found before it is run.
 
+use super::environment::STR_FILTER;
 use super::walk::{self, Visitor, variable};
 use super::{python, values};
 use minijinja::machinery::ast::{BinOpKind, Expr, Stmt};
@@ -11,7 +12,7 @@ use std::collections::HashSet;
 pub(super) struct Limits {
     /// What it adds to a text that it marked as safe.
     pub(super) added_to_safe_text: Added,
-    /// It concatenates by `~`, which writes some values unlike Python.
+    /// It concatenates by `~` values that are not certain to be texts: some are written unlike Python.
     pub(super) concatenates: bool,
 }
 
@@ -45,6 +46,16 @@ pub(super) fn of(template: &Stmt<'_>) -> Limits {
     Limits {
         added_to_safe_text: found.sums.iter().map(|sum| found.added(sum, &safe)).max().unwrap_or_default(),
         concatenates: found.concatenates,
+    }
+}
+
+/// Whether an operand of `~` is a text as Python has it.
+fn is_text(operand: &Expr<'_>) -> bool {
+    match operand {
+        Expr::Filter(filter) => filter.name == STR_FILTER,
+        Expr::BinOp(op) => matches!(op.op, BinOpKind::Concat),
+        Expr::Const(value) => value.value.as_str().is_some(),
+        _ => false,
     }
 }
 
@@ -158,7 +169,7 @@ impl<'t, 'a> Visitor<'t, 'a> for Found<'t, 'a> {
         if let Expr::BinOp(op) = expression {
             match op.op {
                 BinOpKind::Add => self.sums.push((&op.left, &op.right)),
-                BinOpKind::Concat => self.concatenates = true,
+                BinOpKind::Concat => self.concatenates |= ![&op.left, &op.right].into_iter().all(is_text),
                 _ => {}
             }
         }
@@ -251,6 +262,8 @@ mod tests {
     fn values_that_print_otherwise_matter_only_where_texts_are_concatenated() {
         assert!(limits("{{ a ~ b }}").concatenates);
         assert!(!limits("{{ a + b }}").concatenates);
+        assert!(!limits("{{ a | kvspoa_str ~ b | kvspoa_str ~ 'c' }}").concatenates);
+        assert!(limits("{{ a | kvspoa_str ~ b ~ 'c' }}").concatenates);
         let unlike =
             |json: &str, text| printed_unlike_python(&serde_json::from_str(json).expect("JSON"), text);
         assert!(unlike(r#"{"a": [1e-6]}"#, "at least 0.000001"));

@@ -5,6 +5,7 @@
 
 mod anthropic;
 mod beginning;
+mod concat;
 pub(in crate::prompt) mod date;
 mod environment;
 mod known;
@@ -90,7 +91,7 @@ impl Templates {
         let mut sites = Sites::default();
         let mut add = |name: &'static str, source: Option<String>| -> Result<Option<Properties>, Error> {
             let Some(source) = source else { return Ok(None) };
-            let source = without_generation_tags(&source);
+            let source = as_in_python(without_generation_tags(&source), name)?;
             let parsed = minijinja::machinery::parse(&source, name, environment::syntax()?)?;
             let properties = Properties {
                 name,
@@ -278,6 +279,14 @@ impl Templates {
         variables.push(("messages", messages));
         Value::from_pairs(variables)
     }
+}
+
+/// The template with what Python does otherwise than minijinja written out, as far as it can be.
+fn as_in_python(mut source: String, name: &'static str) -> Result<String, Error> {
+    source = concat::with_texts_of_python(&source).unwrap_or(source);
+    let parsed = minijinja::machinery::parse(&source, name, environment::syntax()?)?;
+    let escaped = sums::escaped(&source, &parsed);
+    Ok(escaped.unwrap_or(source))
 }
 
 /// vLLM takes a template argument of `null` or `"auto"` as not given.

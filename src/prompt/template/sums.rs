@@ -3,20 +3,47 @@
 //! Templates put messages together by sums, and each `+` copies all text before it. Written one after the other, the
 //! operands are the same text, as long as all of them are texts: a sum in which one operand is a literal text has no
 //! other value. That the others are texts too is tested, so what failed before fails as well.
+//!
+//! `{{ '<'|safe + text }}` → `{{ ('<'|safe) | kvspoa_escaped }}{{ (text) | kvspoa_escaped }}`, as in Python a text that is added
+//! to one that is marked as safe is escaped for HTML, wherever in the sum it stands.
 
-use super::environment::{TEXT_FILTER, syntax};
+use super::environment::{ESCAPED_FILTER, TEXT_FILTER, syntax};
 use super::walk::{self, Visitor};
 use minijinja::machinery::ast::{BinOpKind, Expr, Stmt};
 use minijinja::machinery::parse;
 
-/// The template with its sums taken apart; `None` where there are none, or where it is not certain that all were found.
+/// What is made of an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Term {
+    /// A literal text stays as it is.
+    Literal,
+    /// It must be a text.
+    Text,
+    /// The same, and it is escaped unless it is marked as safe.
+    Escaped,
+}
+
+/// Of an expression that is a sum to be taken apart what becomes of its operands; of any other one nothing.
+type Summands = fn(&Expr<'_>) -> Vec<Term>;
+
+/// The template with its sums taken apart that have a literal text in them; `None` where there are none, or where it is not
+/// certain that all were found.
 pub(super) fn taken_apart(source: &str, template: &Stmt<'_>) -> Option<String> {
+    rewritten(source, template, with_literal)
+}
+
+/// The same of sums in which an operand is marked as safe.
+pub(super) fn escaped(source: &str, template: &Stmt<'_>) -> Option<String> {
+    rewritten(source, template, marked_safe)
+}
+
+fn rewritten(source: &str, template: &Stmt<'_>, summands: Summands) -> Option<String> {
     let mut out = String::with_capacity(source.len() * 2);
     let (mut taken, mut rest) = (Vec::new(), source);
     while let Some((start, end)) = next_output(rest) {
         let block = &rest[start..end];
         out.push_str(&rest[..start]);
-        match operands(block) {
+        match operands(block, summands) {
             Some(operands) => {
                 taken.push(operands.len());
                 write(&mut out, block, operands);
@@ -26,43 +53,58 @@ pub(super) fn taken_apart(source: &str, template: &Stmt<'_>) -> Option<String> {
         rest = &rest[end..];
     }
     out.push_str(rest);
-    let mut sums = Sums::default();
+    let mut sums = Sums { summands, counts: Vec::new() };
     walk::statement(template, false, &mut sums);
-    sums.0.sort_unstable();
+    sums.counts.sort_unstable();
     taken.sort_unstable();
-    (!taken.is_empty() && taken == sums.0).then_some(out)
+    (!taken.is_empty() && taken == sums.counts).then_some(out)
 }
 
-/// Of an expression that is a sum of texts, at least one of them a literal: which operands are. Else none.
-fn summands(expression: &Expr<'_>) -> Vec<bool> {
-    let is_text = |expr: &Expr<'_>| matches!(expr, Expr::Const(value) if value.value.as_str().is_some());
-    let (mut literal, mut left) = (Vec::new(), expression);
+/// The operands of a sum; of any other expression it alone.
+fn terms<'e, 'a>(expression: &'e Expr<'a>) -> Vec<&'e Expr<'a>> {
+    let (mut terms, mut left) = (Vec::new(), expression);
     while let Expr::BinOp(op) = left {
         if !matches!(op.op, BinOpKind::Add) {
             break;
         }
-        literal.push(is_text(&op.right));
+        terms.push(&op.right);
         left = &op.left;
     }
-    literal.push(is_text(left));
-    literal.reverse();
-    if literal.len() > 1 && literal.contains(&true) { literal } else { Vec::new() }
+    terms.push(left);
+    terms.reverse();
+    terms
+}
+
+fn with_literal(expression: &Expr<'_>) -> Vec<Term> {
+    let is_text = |expr: &Expr<'_>| matches!(expr, Expr::Const(value) if value.value.as_str().is_some());
+    let terms =
+        terms(expression).into_iter().map(|term| if is_text(term) { Term::Literal } else { Term::Text });
+    let terms: Vec<_> = terms.collect();
+    if terms.len() > 1 && terms.contains(&Term::Literal) { terms } else { Vec::new() }
+}
+
+fn marked_safe(expression: &Expr<'_>) -> Vec<Term> {
+    let terms = terms(expression);
+    let is_marked = |term: &&Expr<'_>| matches!(term, Expr::Filter(filter) if filter.name == "safe");
+    if terms.len() > 1 && terms.iter().any(is_marked) { vec![Term::Escaped; terms.len()] } else { Vec::new() }
 }
 
 /// The numbers of operands of all sums that a template writes.
-#[derive(Default)]
-struct Sums(Vec<usize>);
+struct Sums {
+    summands: Summands,
+    counts: Vec<usize>,
+}
 
 impl<'t, 'a> Visitor<'t, 'a> for Sums {
     fn statement(&mut self, statement: &'t Stmt<'a>, _in_macro: bool) {
         if let Stmt::EmitExpr(emit) = statement {
-            self.0.extend(Some(summands(&emit.expr).len()).filter(|count| *count > 0));
+            self.counts.extend(Some((self.summands)(&emit.expr).len()).filter(|count| *count > 0));
         }
     }
 }
 
-/// The operands of a `{{ … }}` as they are written, and whether each is a literal, if it is a sum that can be taken apart.
-fn operands(block: &str) -> Option<Vec<(&str, bool)>> {
+/// The operands of a `{{ … }}` as they are written, and what becomes of each, if it is a sum that can be taken apart.
+fn operands(block: &str, summands: Summands) -> Option<Vec<(&str, Term)>> {
     let template = parse(block, "block", syntax().ok()?).ok()?;
     let Stmt::Template(template) = &template else { return None };
     let [Stmt::EmitExpr(emit)] = &template.children[..] else { return None };
@@ -79,20 +121,21 @@ fn operands(block: &str) -> Option<Vec<(&str, bool)>> {
     }
     operands.push(&inside[start..]);
     // Every `+` outside of brackets is one of the sum's, and if there are as many, all of them are.
-    let literal = summands(&emit.expr);
-    (literal.len() == operands.len()).then(|| operands.into_iter().zip(literal).collect())
+    let terms = summands(&emit.expr);
+    (terms.len() == operands.len()).then(|| operands.into_iter().zip(terms).collect())
 }
 
-fn write(out: &mut String, block: &str, operands: Vec<(&str, bool)>) {
+fn write(out: &mut String, block: &str, operands: Vec<(&str, Term)>) {
     let mark = |byte: Option<&u8>| byte.map(|byte| char::from(*byte)).filter(|c| matches!(c, '-' | '+'));
     let bytes = block.as_bytes();
     let last = operands.len() - 1;
-    for (at, (operand, is_literal)) in operands.into_iter().enumerate() {
+    for (at, (operand, term)) in operands.into_iter().enumerate() {
         out.push_str("{{");
         out.extend(mark(bytes.get(2)).filter(|_| at == 0));
-        match is_literal {
-            true => out.extend([" ", operand.trim(), " "]),
-            false => out.extend([" (", operand.trim(), ") | ", TEXT_FILTER, " "]),
+        match term {
+            Term::Literal => out.extend([" ", operand.trim(), " "]),
+            Term::Text => out.extend([" (", operand.trim(), ") | ", TEXT_FILTER, " "]),
+            Term::Escaped => out.extend([" (", operand.trim(), ") | ", ESCAPED_FILTER, " "]),
         }
         out.extend(mark(bytes.get(bytes.len() - 3)).filter(|_| at == last));
         out.push_str("}}");
@@ -157,6 +200,24 @@ mod tests {
                 "x {{- 'a+' }}{{ (b.c(1 + 2)['d']) | kvspoa_text }}",
                 "{{ ((e if f else '}}')) | kvspoa_text -}} y"
             ))
+        );
+    }
+
+    #[test]
+    fn in_a_sum_with_a_text_that_is_marked_as_safe_all_others_are_escaped() {
+        let source = "{{ 'a<'|safe + b + c | tojson }}{{ d + ('e' if f else g) }}";
+        let parsed = parse(source, "test", syntax().expect("syntax")).expect("a template");
+        assert_eq!(
+            escaped(source, &parsed).as_deref(),
+            Some(concat!(
+                "{{ ('a<'|safe) | kvspoa_escaped }}{{ (b) | kvspoa_escaped }}{{ (c | tojson) | kvspoa_escaped }}",
+                "{{ d + ('e' if f else g) }}"
+            ))
+        );
+        let source = "{{ a + b }}{{ a | safe }}{% set x = 'a' | safe + b %}";
+        assert_eq!(
+            escaped(source, &parse(source, "test", syntax().expect("syntax")).expect("a template")),
+            None
         );
     }
 

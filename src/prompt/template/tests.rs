@@ -95,17 +95,37 @@ fn indent_ends_lines_where_python_does() {
 }
 
 #[test]
-fn adding_to_safe_text_is_refused_once_a_text_is_marked() {
-    let source = "{% if documents %}{{ 'a' | safe + '<' }}{% endif %}";
+fn what_is_added_to_a_text_that_is_marked_as_safe_is_escaped() {
+    assert_eq!(
+        rendered("{% set a = '<&\"\\'>' %}{{ '<' + a + '<' | safe + a + 'x' }}{{ a }}{{ a + a }}"),
+        "&lt;&lt;&amp;&#34;&#39;&gt;<&lt;&amp;&#34;&#39;&gt;x<&\"'><&\"'><&\"'>"
+    );
+    let number = render("{{ 'a' | safe + 1 }}", "");
+    assert!(matches!(number, Err(PromptError::TemplateFailed { .. })), "{number:?}");
+}
+
+#[test]
+fn adding_to_safe_text_elsewhere_is_refused_once_a_text_is_marked() {
+    let source = "{% if documents %}{% set a = 'a' | safe %}{{ a + '<' }}{% endif %}";
     assert_eq!(render(source, "").as_deref(), Ok(""));
     assert_eq!(render(source, r#", "documents": [{"text": "t"}]"#), Err(PromptError::UnlikePython));
 }
 
 #[test]
+fn what_is_concatenated_is_written_as_by_python() {
+    let fields = r#", "chat_template_kwargs": {"f": 1e-7, "g": [1e16, "\u200b", null]}"#;
+    assert_eq!(
+        render("{{ 'x' ~ f ~ g ~ none ~ h }}", fields).as_deref(),
+        Ok("x1e-07[1e+16, '\\u200b', None]None")
+    );
+    assert_eq!(render("{% set a = ('<' | safe) ~ f %}{{ a + '<' }}", fields).as_deref(), Ok("<1e-07<"));
+}
+
+#[test]
 fn a_float_that_would_print_otherwise_is_refused() {
     let fields = r#", "chat_template_kwargs": {"f": 1e-7, "g": 0.5}"#;
-    assert_eq!(render("{{ 'x' ~ f }}", fields), Err(PromptError::UnlikePython));
-    assert_eq!(render("{{ 'x' ~ g }}{{ f }}", fields).as_deref(), Ok("x0.51e-07"));
+    assert_eq!(render("{{ 'x' ~ 1 * f }}", fields), Err(PromptError::UnlikePython));
+    assert_eq!(render("{{ 'x' ~ 1 * g }}{{ f }}", fields).as_deref(), Ok("x0.51e-07"));
 }
 
 #[test]
