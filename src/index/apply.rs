@@ -10,6 +10,7 @@ use super::lanes::LaneId;
 use super::runs::{BlockRef, Runs, Span};
 use super::slot::Slot;
 use super::stats::Applied;
+use super::vouched::end_vouching;
 use super::waiting::{Link, WaitingBlock};
 use crate::events::{KvEvent, Stored};
 use crate::hash::HashKey;
@@ -43,7 +44,7 @@ pub(super) struct Scratch {
     /// Its blocks' sequence hashes.
     hashes: Vec<SequenceHash>,
     /// Where its blocks are.
-    placed: Vec<Span>,
+    pub(super) placed: Vec<Span>,
     /// Blocks behind which some may still wait, each standing behind the one before.
     open: Vec<EngineHash>,
 }
@@ -84,6 +85,11 @@ enum Phase {
 }
 
 impl Progress {
+    /// Of what is no event.
+    pub(super) fn done() -> Self {
+        Self { is_done: true, ..Self::default() }
+    }
+
     pub(super) fn is_done(&self) -> bool {
         self.is_done
     }
@@ -290,7 +296,7 @@ impl Change<'_> {
             let mut entries = 0;
             for (block, name) in span.blocks().zip(&mut names) {
                 match self.slot.engine.insert(name.0, block.0) {
-                    None => entries += 1,
+                    None => entries += u32::from(!self.take_vouched(block)),
                     Some(old) if old == block.0 => {
                         if self.runs.holds(block, lane) {
                             self.add_copies(*name, Tier::Gpu, 1, copies);
@@ -356,6 +362,22 @@ impl Change<'_> {
         }
     }
 
+    /// The same of one, which must be in the GPU tier too, and what waits behind it.
+    pub(super) fn hold_adopted(&mut self, name: EngineHash, block: BlockRef) {
+        self.hold_waiting(&[name], Copies::Count);
+        if !self.is_held(name, Tier::Gpu) {
+            self.hold(name, block, Tier::Gpu, 1, Copies::Count);
+        }
+    }
+
+    /// Gives all blocks behind one their places.
+    pub(super) fn release_all_behind(&mut self, name: EngineHash) {
+        let mut progress = Progress::default();
+        while !progress.is_done() {
+            self.release_behind(&[name], &mut progress);
+        }
+    }
+
     /// Gives a place to blocks that waited for one of `located`, and to what waited for those: a slice.
     fn release_behind(&mut self, located: &[EngineHash], progress: &mut Progress) {
         for _ in 0..SLICE {
@@ -381,6 +403,7 @@ impl Change<'_> {
         let chained = self.key.chain(self.runs.hash(parent), block);
         let Some(found) = self.runs.place(Some(parent), chained, 0) else { return self.drop_blocks(1) };
         match self.slot.engine.insert(hash.0, found.0) {
+            None if self.take_vouched(found) => {}
             None => self.runs.refer(found.run(), 1),
             Some(old) if old == found.0 => {}
             Some(old) => {
@@ -429,6 +452,9 @@ impl Change<'_> {
         if self.runs.release(block, LaneId::new(tier, self.id)) {
             self.applied.removed += 1;
             self.slot.blocks[tier.index()] -= 1;
+            if tier == Tier::Gpu {
+                end_vouching(self.runs, self.slot, self.id, hash);
+            }
         } else {
             self.applied.unknown += 1;
         }
@@ -477,6 +503,7 @@ impl Change<'_> {
     fn forget_reused(&mut self, hash: EngineHash, old: BlockRef) {
         self.applied.reused += 1;
         self.slot.copies.remove(hash);
+        end_vouching(self.runs, self.slot, self.id, hash);
         for tier in Tier::ALL {
             self.slot.doubt.forget(hash, tier);
             if self.runs.release(old, LaneId::new(tier, self.id)) {

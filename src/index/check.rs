@@ -13,7 +13,8 @@ impl Index {
     pub fn check_invariants(&self) {
         let entries = self.slots.iter().flatten().flat_map(|slot| slot.engine.iter());
         let swept = self.sweep.iter().flat_map(Sweep::pending);
-        self.runs.check(entries.map(|entry| BlockRef(entry.value)).chain(swept));
+        let vouched = self.slots.iter().flatten().flat_map(|slot| slot.vouched.blocks());
+        self.runs.check(entries.map(|entry| BlockRef(entry.value)).chain(vouched).chain(swept));
         for (id, slot) in self.slots.iter().enumerate() {
             let Some(slot) = slot else {
                 assert!(self.free_slots.contains(&(id as u16)));
@@ -45,10 +46,14 @@ impl Index {
             named.insert(block.0);
         }
         assert_eq!(slot.engine.len(), slot.engine.iter().count());
+        for block in slot.vouched.blocks() {
+            assert!(self.runs.holds(block, LaneId::new(Tier::Gpu, id)), "vouched for, but not held");
+            assert!(named.insert(block.0), "a block that has a name needs nobody to vouch for it");
+        }
         for tier in Tier::ALL {
             let held = named.iter().filter(|b| self.runs.holds(BlockRef(**b), LaneId::new(tier, id))).count();
             assert_eq!(slot.blocks[tier.index()], held as u64, "{tier:?} blocks are miscounted");
-            // Every block of the lanes has a name.
+            // Every block of the lanes has a name, or a block that vouches for it.
             assert_eq!(self.runs.lane_blocks(LaneId::new(tier, id)), held);
         }
     }

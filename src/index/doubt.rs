@@ -16,6 +16,7 @@ use super::Index;
 use super::apply::Change;
 use super::lanes::LaneId;
 use super::names::{NameMap, PARTS};
+use super::vouched::end_vouching;
 use crate::events::Stored;
 use crate::units::{EngineHash, RankId, Tier};
 use std::mem;
@@ -248,6 +249,9 @@ impl Change<'_> {
 
     /// Takes all copies of a block out of a tier.
     fn drop_from(&mut self, hash: EngineHash, tier: Tier) {
+        if tier == Tier::Gpu {
+            end_vouching(self.runs, self.slot, self.id, hash);
+        }
         let Some(block) = self.block(hash) else {
             return self.slot.waiting.remove_all(hash, tier);
         };

@@ -14,6 +14,7 @@
 //! | `slot`, `waiting` | one rank's own tables |
 //! | `apply` | KV events → changes |
 //! | `doubt` | what a clear leaves in lower tiers |
+//! | `vouched` | what must be there, though its store was missed |
 //! | `find` | prompt → overlaps |
 //! | `room` | the limit |
 //! | `sweep` | cleaning up behind ranks that left |
@@ -32,6 +33,7 @@ mod runs;
 mod slot;
 mod stats;
 mod sweep;
+mod vouched;
 mod waiting;
 
 #[cfg(test)]
@@ -257,6 +259,11 @@ impl Index {
         )
     }
 
+    fn step_once(&mut self, id: u16, work: impl FnOnce(&mut Change<'_>)) {
+        self.progress = Progress::done();
+        self.step(id, |change, _| work(change));
+    }
+
     fn step(&mut self, id: u16, work: impl FnOnce(&mut Change<'_>, &mut Progress)) -> Applied {
         let Some(slot) = &mut self.slots[usize::from(id)] else { return Applied::default() };
         let before = slot.bytes();
@@ -330,6 +337,13 @@ impl Index {
     pub fn sequence(&self, rank: RankId, block: EngineHash) -> Option<SequenceHash> {
         let slot = self.slots[usize::from(self.slot_of(rank)?)].as_ref()?;
         Some(self.runs.hash(BlockRef(slot.engine.get(block.0)?)))
+    }
+
+    /// Whether blocks of the rank wait for their place in a chain.
+    #[must_use]
+    pub fn has_waiting(&self, rank: RankId) -> bool {
+        let slot = self.slot_of(rank).and_then(|id| self.slots[usize::from(id)].as_ref());
+        slot.is_some_and(|slot| !slot.waiting.is_empty())
     }
 
     /// All events of a batch of the rank were applied.

@@ -5,6 +5,7 @@ use super::lanes::LaneId;
 use super::map::{Entry, SHARDS};
 use super::runs::{BlockRef, Runs};
 use super::slot::Slot;
+use super::vouched::end_vouching;
 use crate::units::{EngineHash, Tier};
 
 /// Share of the largest rank's blocks that one pass drops: small, so that little more than needed is lost.
@@ -123,6 +124,7 @@ fn coldness(runs: &Runs, block: BlockRef, now: u32) -> u64 {
 }
 
 fn evict(runs: &mut Runs, slot: &mut Slot, id: u16, hash: EngineHash, block: BlockRef) {
+    end_vouching(runs, slot, id, hash);
     slot.copies.remove(hash);
     for tier in Tier::ALL {
         if runs.release(block, LaneId::new(tier, id)) {

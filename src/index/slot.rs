@@ -4,6 +4,7 @@ use super::doubt::Doubt;
 use super::map::RefMap;
 use super::names::NameMap;
 use super::stats::{Applied, RankStats};
+use super::vouched::Vouched;
 use super::waiting::Waiting;
 use crate::units::EngineHash;
 use std::collections::VecDeque;
@@ -16,6 +17,8 @@ pub(super) struct Slot {
     /// Physical copies of a block beyond the first, by tier. Most blocks have none.
     pub(super) copies: NameMap<[u32; 3]>,
     pub(super) waiting: Waiting,
+    /// Blocks in the GPU tier that have no name.
+    pub(super) vouched: Vouched,
     /// Blocks that left their last tier, oldest first; some may be held again since.
     pub(super) ghosts: VecDeque<EngineHash>,
     /// Blocks held, by tier.
@@ -35,6 +38,7 @@ impl Slot {
             engine: RefMap::new(secret),
             copies: NameMap::default(),
             waiting: Waiting::default(),
+            vouched: Vouched::default(),
             ghosts: VecDeque::new(),
             blocks: [0; 3],
             cpu_chunk: 0,
@@ -49,6 +53,7 @@ impl Slot {
         self.engine.len() * RefMap::ENTRY_BYTES
             + self.copies.bytes()
             + self.waiting.bytes()
+            + self.vouched.bytes()
             + self.ghosts.len() * size_of::<EngineHash>()
             + self.doubt.bytes()
     }
@@ -74,6 +79,7 @@ impl Slot {
         RankStats {
             blocks: self.blocks,
             waiting: self.waiting.len() as u64,
+            vouched: self.vouched.len() as u64,
             ghosts: self.ghosts.len() as u64,
             duplicated: self.copies.len() as u64,
             cpu_chunk_blocks: self.cpu_chunk,

@@ -57,6 +57,8 @@ pub struct RankStats {
     pub blocks: [u64; 3],
     /// Blocks held whose place in a chain is unknown: orphans and hash-only blocks of lower tiers.
     pub waiting: u64,
+    /// Blocks in the GPU tier whose own store was missed: those that must be there, as blocks behind them are.
+    pub vouched: u64,
     /// Blocks that left every tier but are remembered, for CPU stores announced after the GPU removal.
     pub ghosts: u64,
     /// Blocks with more than one physical copy in a tier.

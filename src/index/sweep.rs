@@ -51,7 +51,11 @@ impl Sweep {
 
     /// Counts a slice; returns its blocks, 0 after the last.
     fn count(&mut self, slot: &mut Slot) -> usize {
-        let (mut blocks, counts) = (0, &mut self.counts);
+        let (mut blocks, counts) = (slot.vouched.len(), &mut self.counts);
+        for block in slot.vouched.blocks() {
+            counts[block.run() as usize] += 1;
+        }
+        slot.vouched.clear();
         while blocks < SLICE_BLOCKS && self.shard < SHARDS {
             let visit = |value| counts[BlockRef(value).run() as usize] += 1;
             blocks += slot.engine.drain(self.shard, SLICE_BUCKETS, visit);

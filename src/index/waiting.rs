@@ -45,6 +45,11 @@ impl Waiting {
         self.blocks.bytes() + self.children.bytes()
     }
 
+    /// What a block waits behind; `None` where it does not, or nothing told.
+    pub(super) fn link(&self, hash: EngineHash) -> Option<Link> {
+        self.blocks.get(hash)?.link
+    }
+
     pub(super) fn holds(&self, hash: EngineHash, tier: Tier) -> bool {
         self.blocks.get(hash).is_some_and(|block| block.copies[tier.index()] > 0)
     }

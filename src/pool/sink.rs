@@ -1,6 +1,6 @@
 //! What the KV events do to a pool: the index follows them, and bookings see their prefill advance.
 
-use super::{CacheView, Pool, PoolId, Pools};
+use super::{CacheView, Pool, PoolId, Pools, orphans, places};
 use crate::{
     events::{Batch, Doubt, FeedState, KvEvent, ResetReason, Sink, Stored},
     hash::HashKey,
@@ -59,6 +59,7 @@ impl Sink for EventSink {
         // A clock before the epoch is no clock: the lag is then 0.
         let now_seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let told_since = pool.apply(key.rank, seq, batch, now_seconds);
+        pool.adopt_orphans(key.rank, batch);
         stored.clear();
         if pool.follows_answers.load(Ordering::Relaxed) {
             links(&pool.caches.read().index, &pool.key, key.rank, batch, stored);
@@ -147,6 +148,18 @@ impl Pool {
             self.adapters.learn(name);
         }
         CacheView::apply(&self.caches, rank, seq, batch, now_seconds)
+    }
+
+    /// Finds the place of what stands behind batches that were missed, in what is booked on the rank.
+    fn adopt_orphans(&self, rank: RankId, batch: &Batch) {
+        let orphans = orphans(&self.caches.read().index, rank, batch.events());
+        if orphans.is_empty() {
+            return;
+        }
+        let prompts = self.scheduler.lock().prompts(rank);
+        for (block, chain) in places(&self.key, &orphans, &prompts) {
+            self.caches.write().index.adopt(rank, block, chain);
+        }
     }
 }
 

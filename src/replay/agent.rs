@@ -6,6 +6,7 @@ use crate::{
     events::{KvEvent, Stored},
     hash::HashKey,
     index::{Index, IndexConfig, Overlaps},
+    pool::{orphans, places},
     select::{Ask, Candidate, EngineLoad, Scheduler},
     sim,
     units::{BlockHash, EngineHash, RankId, RequestId, SequenceHash, Tier},
@@ -24,6 +25,7 @@ pub(super) enum Router {
 /// What an agent knows, and who decides by it.
 #[derive(Debug)]
 pub(super) struct Agent {
+    key: HashKey,
     index: Index,
     overlaps: Overlaps,
     /// The ranks as they stand, but for the overlaps of a prompt.
@@ -51,7 +53,7 @@ impl Agent {
             scheduler.set_ranks(&ranks, now);
         }
         let candidates = ranks.iter().map(|rank| Candidate::idle(*rank, block_tokens)).collect();
-        Self { index, overlaps: Overlaps::default(), candidates, router, cache_blocks }
+        Self { key: key.clone(), index, overlaps: Overlaps::default(), candidates, router, cache_blocks }
     }
 
     /// Chooses a rank and books it.
@@ -111,10 +113,22 @@ impl Agent {
             self.index.apply(rank, &event);
         }
         self.index.end_batch(rank);
+        self.adopt(rank, batch);
         if let Router::Product(scheduler) = &mut self.router {
             let held = self.index.rank_stats(rank).unwrap_or_default().blocks_in(Tier::Gpu);
             scheduler.evicted(rank, batch.evicted(), held, now);
             scheduler.progress(rank, |sequence| self.index.depth(rank, sequence), now);
+        }
+    }
+
+    /// Finds the place of what stands behind a batch that was lost.
+    fn adopt(&mut self, rank: RankId, batch: &Batch) {
+        let Router::Product(scheduler) = &self.router else { return };
+        let orphans = orphans(&self.index, rank, batch.events());
+        if !orphans.is_empty() {
+            for (block, chain) in places(&self.key, &orphans, &scheduler.prompts(rank)) {
+                self.index.adopt(rank, block, chain);
+            }
         }
     }
 

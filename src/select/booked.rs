@@ -37,22 +37,6 @@ impl BookedPrefixes {
         depth
     }
 
-    /// How many booked prompts begin with the first `blocks` blocks of the prompt.
-    pub(super) fn bookings(&self, sequence: &[SequenceHash], blocks: usize) -> u32 {
-        let (mut depth, mut bookings) = (0, 0);
-        while depth < blocks
-            && let Some(edge) = sequence.get(depth).and_then(|next| self.edges.get(next))
-        {
-            let common = common_blocks(&edge.run, &sequence[depth..]);
-            depth += common;
-            bookings = edge.bookings;
-            if common < edge.run.len() {
-                break;
-            }
-        }
-        if depth >= blocks { bookings } else { 0 }
-    }
-
     /// Whether the block stands where the prompts part, or one of them begins or goes on behind another's end.
     pub(super) fn begins(&self, block: SequenceHash) -> bool {
         self.edges.contains_key(&block)
@@ -195,10 +179,6 @@ mod tests {
                 let probe = chain(&symbols);
                 let expected = probe.iter().take_while(|hash| model.contains_key(*hash)).count();
                 prop_assert_eq!(booked.depth(&probe), expected);
-                for blocks in 1..=probe.len() {
-                    let expected = model.get(&probe[blocks - 1]).copied().unwrap_or_default();
-                    prop_assert_eq!(booked.bookings(&probe, blocks), expected);
-                }
             }
             for prompt in live {
                 booked.remove(&prompt);

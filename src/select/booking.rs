@@ -8,6 +8,8 @@ use crate::units::{RequestId, SequenceHash};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,12 @@ pub(super) struct Booking {
     /// Stored blocks behind the prompt's full ones.
     answer_blocks: u32,
 }
+
+/// Requests that come within so long of each other come at once: an engine has hardly begun with the first of them.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// The latest bookings that are looked at: far more than make a crowd.
+const LATEST: usize = 64;
 
 /// What tells of a prefill.
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +135,8 @@ pub(super) struct RankBook {
     answer_blocks: usize,
     /// Bookings of other agents.
     mirrored: u32,
+    /// The bookings of the last moment, the oldest first: when, and of what.
+    latest: VecDeque<(Instant, Arc<PromptBlocks>)>,
     /// Bookings so far.
     turns: u64,
     left_tokens: u64,
@@ -155,9 +165,13 @@ impl RankBook {
         (blocks, usable_tokens(blocks, key.block_tokens, prompt.tokens(key)))
     }
 
-    /// How many bookings' prompts begin with the first `blocks` blocks of the prompt, at least one block.
-    pub(super) fn sharers(&self, prompt: &PromptBlocks, key: SequenceKey, blocks: u32) -> u32 {
-        self.prefixes.bookings(prompt.sequence(key), (blocks as usize).max(1))
+    /// How many prompts that were booked at once with this one begin with the first `blocks` blocks of the prompt, at least one block.
+    pub(super) fn sharers(&self, prompt: &PromptBlocks, key: SequenceKey, blocks: u32, now: Instant) -> u32 {
+        let last = (blocks as usize).max(1) - 1;
+        let Some(hash) = prompt.sequence(key).get(last) else { return 0 };
+        let latest = self.latest.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= AT_ONCE);
+        let shares = latest.filter(|(_, other)| other.sequence(key).get(last) == Some(hash));
+        u32::try_from(shares.count()).unwrap_or(u32::MAX)
     }
 
     /// A booking, and whether its prefill is done.
@@ -171,7 +185,9 @@ impl RankBook {
     }
 
     /// Adds a booking. The id must not be booked.
-    pub(super) fn add(&mut self, id: RequestId, booking: Booking) {
+    pub(super) fn add(&mut self, id: RequestId, booking: Booking, now: Instant) {
+        self.forget_latest(now);
+        self.latest.push_back((now, Arc::clone(&booking.prompt)));
         self.turns += 1;
         let booking = Booking { turn: self.turns, is_first: self.prefill.is_empty(), ..booking };
         self.prefixes.add(booking.sequence());
@@ -270,8 +286,17 @@ impl RankBook {
         self.answer_blocks += (after.1 - before.1) as usize;
     }
 
+    fn forget_latest(&mut self, now: Instant) {
+        while let Some((at, _)) = self.latest.front()
+            && (self.latest.len() >= LATEST || now.saturating_duration_since(*at) > AT_ONCE)
+        {
+            self.latest.pop_front();
+        }
+    }
+
     /// Ends prefills whose time is up, without any news from the index.
     pub(super) fn tick(&mut self, now: Instant) {
+        self.forget_latest(now);
         if self.prefill.values().any(|booking| booking.prefill.done_at.is_some_and(|at| at <= now)) {
             self.progress(|_| 0, now);
         }
@@ -309,6 +334,16 @@ impl RankBook {
         }
     }
 
+    /// The prompts of all bookings with the rank's keys: those in prefill first, in their turn, then the others, the last
+    /// one first.
+    pub(super) fn prompts(&self) -> Vec<(Arc<PromptBlocks>, SequenceKey)> {
+        let mut prefill: Vec<&Booking> = self.prefill.values().collect();
+        let mut decode: Vec<&Booking> = self.decode.values().collect();
+        prefill.sort_unstable_by_key(|booking| booking.turn);
+        decode.sort_unstable_by_key(|booking| Reverse(booking.turn));
+        prefill.iter().chain(&decode).map(|booking| (Arc::clone(&booking.prompt), booking.key)).collect()
+    }
+
     /// All bookings, in no order, with whether their prefill is done.
     pub(super) fn bookings(&self) -> impl Iterator<Item = (RequestId, &Booking, bool)> {
         let prefill = self.prefill.iter().map(|(id, booking)| (*id, booking, false));
@@ -336,6 +371,7 @@ mod tests {
         book.add(
             RequestId(1),
             Booking::new(&ask(1, 70, 0..4), SequenceKey::of_size(16), 54, now, Prefill::BY_EVENTS),
+            now,
         );
         book.progress(|_| 2, now);
         assert_eq!(book.load().prefill_tokens, 38);
@@ -360,6 +396,7 @@ mod tests {
                 book.add(
                     RequestId(id),
                     Booking::new(&ask(id, 64, blocks), SequenceKey::of_size(16), 64, now, prefill),
+                    now,
                 );
             }
             book.progress(|sequence| if sequence[0].0 == 10 { 4 } else { 0 }, now);
@@ -378,7 +415,7 @@ mod tests {
         let due = now + Duration::from_secs(1);
         let timed = Prefill { by_events: false, done_at: Some(due) };
         let mut book = RankBook::default();
-        book.add(RequestId(1), Booking::new(&ask(1, 5, 0..0), SequenceKey::of_size(16), 5, now, timed));
+        book.add(RequestId(1), Booking::new(&ask(1, 5, 0..0), SequenceKey::of_size(16), 5, now, timed), now);
         book.progress(|_| 9, now);
         book.tick(due - Duration::from_millis(1));
         assert_eq!((book.load().decoding, book.load().prefill_tokens), (0, 5));
@@ -391,7 +428,7 @@ mod tests {
         let now = Instant::now();
         let mut book = RankBook::default();
         let first = ask(1, 64, 0..4);
-        book.add(first.id, Booking::new(&first, SequenceKey::of_size(16), 64, now, Prefill::BY_EVENTS));
+        book.add(first.id, Booking::new(&first, SequenceKey::of_size(16), 64, now, Prefill::BY_EVENTS), now);
         assert_eq!(book.shared(&first.prompt, SequenceKey::of_size(16)), (4, 48));
         assert_eq!(book.shared(&ask(2, 100, 0..6).prompt, SequenceKey::of_size(16)), (4, 64));
         assert_eq!(

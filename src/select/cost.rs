@@ -37,10 +37,10 @@ pub struct CostConfig {
     /// The most that it may count, in uncached tokens (0.04 s of prefill): a longer confirmed overlap is never left for
     /// the sake of balance alone.
     pub spread_tokens_max: f64,
-    /// So many more requests with a prefix in common than the rank with the fewest may a rank have, before its cache begins to
-    /// lose credit for that prefix; at three times the number it has lost all of it. Many equal requests at once go to several
-    /// ranks so, though each of these must compute the prompt: those who read a long context in each step slow each other
-    /// down by as much.
+    /// So many more requests with a prefix in common than the rank with the fewest may a rank get within a second; with one
+    /// more its cache earns no credit for that prefix. Many equal requests at once go to several ranks so, though each of
+    /// these must compute the prompt: they would slow each other down by as much, and more of them are likely to come. What
+    /// comes one by one is no crowd: load tells of it. Where no rank is idle, the crowd stays.
     pub crowd_requests: f64,
     /// Costs less than this many blocks apart are ties, 0 to 2.
     pub band_blocks: f64,
@@ -81,6 +81,10 @@ impl CostConfig {
         let least_done = open().map(done_of_late).fold(f64::INFINITY, f64::min);
         let fewest = open().map(|t| t.sharers).fold(f64::INFINITY, f64::min);
         let uncrowded = self.crowd_requests + fewest;
+        // What waits there for the same prefix is the crowd itself.
+        let foreign = |t: &Terms| (t.queue_tokens - f64::from(t.booked_tokens) * t.scarcity).max(0.0);
+        let idlest = open().map(foreign).fold(f64::INFINITY, f64::min);
+        let idleness = (1.0 - idlest / (prefill_tokens_per_second * BUSY_SECONDS)).max(0.0);
         // Where no cache is known to hold any of the prompt, the session is the best sign of one that does.
         let keeps = session.filter(|_| open().all(|t| held_tokens(t) == 0.0));
         let growth = self.queue_gain * mean_queue / prefill_tokens_per_second;
@@ -99,8 +103,7 @@ impl CostConfig {
             if Some(candidate.rank) != keeps {
                 candidate.spread_tokens = base * spread.min(self.spread_tokens_max);
             }
-            let crowd = (candidate.sharers - uncrowded) / (2.0 * self.crowd_requests).max(1.0);
-            candidate.crowd_tokens = base * own * crowd.clamp(0.0, 1.0);
+            candidate.crowd_tokens = base * own * idleness * (candidate.sharers - uncrowded).clamp(0.0, 1.0);
             let slowing = (self.decode_tokens_max / f64::from(candidate.uncached_tokens)).min(1.0);
             candidate.own_weight = base + self.decode_weight * candidate.decoding * slowing + eviction;
             candidate.cost = candidate.queue_tokens
@@ -112,6 +115,9 @@ impl CostConfig {
         }
     }
 }
+
+/// A rank that has so long to prefill for others is not idle: there a crowd's prompt would make them wait.
+const BUSY_SECONDS: f64 = 0.5;
 
 /// Leading tokens of the prompt that are there, or will be.
 fn held_tokens(terms: &Terms) -> f64 {
@@ -165,7 +171,7 @@ mod tests {
     #[test]
     fn a_crowd_beside_an_idle_rank_cuts_the_credit_of_its_cache() {
         for (requests, tokens, cut) in
-            [(4, 1000, 0.0), (8, 1000, 496.0), (20, 1000, 992.0), (20, 5000, 4992.0)]
+            [(4, 1000, 0.0), (5, 1000, 992.0), (20, 1000, 992.0), (20, 5000, 4992.0)]
         {
             let mut pool = Pool::new(2, Policy::default());
             let shared = prompt(&[(1, tokens)]);
@@ -178,6 +184,45 @@ mod tests {
             let alone = pool.scheduler.choose(&next, &pool.seen(&shared), pool.now).terms;
             assert_near(alone[0].crowd_tokens, cut);
             assert_eq!(alone[1].crowd_tokens, 0.0);
+        }
+    }
+
+    #[test]
+    fn what_comes_one_by_one_is_no_crowd() {
+        for (pause, is_crowd) in [(100, true), (300, false)] {
+            let mut pool = Pool::new(2, Policy::default());
+            let shared = prompt(&[(1, 1000)]);
+            for _ in 0..20 {
+                let ask = pool.ask(&shared, None);
+                pool.scheduler.book(&ask, &pool.candidates[..1], pool.now);
+                pool.now += Duration::from_millis(pause);
+            }
+            let next = pool.ask(&shared, None);
+            let terms = pool.scheduler.choose(&next, &pool.candidates, pool.now).terms;
+            assert_eq!(terms[0].crowd_tokens > 0.0, is_crowd, "{pause} ms apart");
+        }
+    }
+
+    #[test]
+    fn a_crowd_stays_where_no_rank_is_idle() {
+        for (queued, cut) in [(0, 992.0), (3_000, 496.0), (6_000, 0.0)] {
+            let mut pool = Pool::new(2, Policy::default());
+            let shared = prompt(&[(1, 1000)]);
+            for _ in 0..20 {
+                let ask = pool.ask(&shared, None);
+                pool.scheduler.book(&ask, &pool.candidates[..1], pool.now);
+            }
+            pool.prefill(RankId(0), &shared);
+            for rank in [0, 1] {
+                let ask = pool.ask(&prompt(&[(2 + rank, queued)]), None);
+                let rank = rank as usize;
+                pool.scheduler.book(&ask, &pool.candidates[rank..=rank], pool.now);
+            }
+            let next = pool.ask(&shared, None);
+            let terms = pool.scheduler.choose(&next, &pool.seen(&shared), pool.now).terms;
+            let base = terms[0].own_weight - 0.03 * terms[0].decoding;
+            let cut_off = terms[0].crowd_tokens / base - cut;
+            assert!(cut_off.abs() < 10.0, "{queued}: {cut_off}");
         }
     }
 

@@ -1,51 +1,46 @@
-//! Dead reckoning: the queue of a rank now, from KV events that tell of it as it was a moment ago, or not at all.
+//! Dead reckoning: the queue of a rank now, from KV events that tell of it as it was a moment ago.
 
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Beyond this, late events say too little of what came after them.
 const LONGEST_LAG: Duration = Duration::from_secs(10);
 
-/// Prefills in each half of the window over which the least delay is taken: enough that one of them met no long step.
-const HALF_WINDOW: u32 = 16;
+/// Delays of which the median is the lag: few, so that a change is soon seen.
+const DELAYS: usize = 15;
 
 /// How late one rank's events tell of its prefills, and what was booked on it meanwhile.
 ///
-/// The lag is measured by our own clock: the least time from a booking on a rank that had nothing to prefill to the event
-/// that tells of its end, but for the time of the prefill itself. It includes what lies on the way to the engine, and
-/// needs no clock of the engine's.
+/// The lag is measured by our own clock: the usual time from a booking on a rank that had nothing to prefill to the event that
+/// tells of its end, but for the time of the prefill itself. It includes what lies on the way to the engine, and needs no
+/// clock of the engine's. It is the median, since another request's event may tell of the same blocks before its time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reckoning {
-    /// The least delays of this half of the window and of the one before it.
-    least: [Option<Duration>; 2],
-    seen: u32,
-    /// When an event last told of a prefill.
-    news_at: Option<Instant>,
+    /// The last delays, the oldest first.
+    delays: VecDeque<Duration>,
+    /// Their median.
+    lag: Duration,
     /// Bookings of the last seconds, the oldest first: when, and how many uncached tokens.
     recent: VecDeque<(Instant, u32)>,
 }
 
 impl Reckoning {
     /// How late the events are; nothing while that is not known.
-    pub(super) fn lag(&self) -> Duration {
-        let least = self.least.iter().flatten().min();
-        least.copied().unwrap_or_default().min(LONGEST_LAG)
+    pub(super) const fn lag(&self) -> Duration {
+        self.lag
     }
 
     /// An event has told of the end of a prefill that nothing stood before, so much later than it should have ended.
     pub(super) fn see_delay(&mut self, delay: Duration) {
-        let [current, before] = &mut self.least;
-        *current = Some(current.map_or(delay, |least| least.min(delay)));
-        self.seen += 1;
-        if self.seen >= HALF_WINDOW {
-            *before = current.take();
-            self.seen = 0;
+        if self.delays.len() == DELAYS {
+            self.delays.pop_front();
         }
-    }
-
-    /// An event has told of a prefill.
-    pub(super) fn see_news(&mut self, now: Instant) {
-        self.news_at = Some(now);
+        self.delays.push_back(delay);
+        let mut sorted: SmallVec<[Duration; DELAYS]> = self.delays.iter().copied().collect();
+        sorted.sort_unstable();
+        let median = sorted.get(sorted.len() / 2).copied();
+        self.lag = median.unwrap_or_default().min(LONGEST_LAG);
     }
 
     /// So many uncached tokens were booked.
@@ -57,14 +52,9 @@ impl Reckoning {
     }
 
     /// The queue as it most likely is now, of which `seen_tokens` are not yet seen computed: what is older than the lag was
-    /// the queue then; since then the rank has worked at `rate`, as far as it had something to do. Where events get lost
-    /// (`is_lossy`), silence means that these were among them, and the rank works; elsewhere, that it does not.
-    pub(super) fn queue_tokens(&self, seen_tokens: u64, rate: f64, is_lossy: bool, now: Instant) -> f64 {
-        let unheard = match self.news_at {
-            Some(at) if is_lossy => now.saturating_duration_since(at).min(LONGEST_LAG),
-            _ => Duration::ZERO,
-        };
-        let lag = self.lag().max(unheard);
+    /// the queue then; since then the rank has worked at `rate`, as far as it had something to do.
+    pub(super) fn queue_tokens(&self, seen_tokens: u64, rate: f64, now: Instant) -> f64 {
+        let lag = self.lag();
         let age = |at: Instant| now.saturating_duration_since(at);
         let from = self.recent.partition_point(|(at, _)| age(*at) > lag);
         let later = || self.recent.range(from..);
@@ -90,7 +80,7 @@ mod tests {
 
     fn late() -> (Reckoning, Instant) {
         let mut reckoning = Reckoning::default();
-        for delay in [1300, 1000, 1900] {
+        for delay in [1000, 1000, 400] {
             reckoning.see_delay(Duration::from_millis(delay));
         }
         (reckoning, Instant::now() + 100 * SECOND)
@@ -101,15 +91,15 @@ mod tests {
         let mut reckoning = Reckoning::default();
         let now = Instant::now();
         reckoning.booked(500, now);
-        assert_eq!(reckoning.queue_tokens(3_000, RATE, false, now), 3_000.0);
+        assert_eq!(reckoning.queue_tokens(3_000, RATE, now), 3_000.0);
     }
 
     #[test]
     fn what_was_queued_before_the_lag_has_been_worked_at_since() {
         let (reckoning, now) = late();
         assert_eq!(reckoning.lag(), SECOND);
-        assert_eq!(reckoning.queue_tokens(25_000, RATE, false, now), 15_000.0);
-        assert_eq!(reckoning.queue_tokens(8_000, RATE, false, now), 0.0);
+        assert_eq!(reckoning.queue_tokens(25_000, RATE, now), 15_000.0);
+        assert_eq!(reckoning.queue_tokens(8_000, RATE, now), 0.0);
     }
 
     #[test]
@@ -118,36 +108,23 @@ mod tests {
         reckoning.booked(6_000, now - 7 * SECOND / 10);
         reckoning.booked(6_000, now - SECOND / 10);
         // 2,000 of before are done in 0.2 s; the first 6,000 exactly when the second ones come.
-        assert_eq!(reckoning.queue_tokens(14_000, RATE, false, now).round(), 5_000.0);
+        assert_eq!(reckoning.queue_tokens(14_000, RATE, now).round(), 5_000.0);
         // 5,000 of before take half a second, and 2,000 of the first 6,000 are left then.
-        assert_eq!(reckoning.queue_tokens(17_000, RATE, false, now).round(), 7_000.0);
-        assert_eq!(reckoning.queue_tokens(3_000, RATE, false, now), 3_000.0, "never more than is seen");
+        assert_eq!(reckoning.queue_tokens(17_000, RATE, now).round(), 7_000.0);
+        assert_eq!(reckoning.queue_tokens(3_000, RATE, now), 3_000.0, "never more than is seen");
     }
 
     #[test]
-    fn where_events_get_lost_a_silent_rank_is_taken_to_work() {
-        let mut reckoning = Reckoning::default();
-        let now = Instant::now() + 100 * SECOND;
-        reckoning.see_news(now - 2 * SECOND);
-        reckoning.booked(6_000, now - SECOND);
-        assert_eq!(reckoning.queue_tokens(20_000, RATE, false, now), 20_000.0);
-        // 14,000 of before, of which 10,000 are done in the first second.
-        assert_eq!(reckoning.queue_tokens(20_000, RATE, true, now), 0.0);
-        assert_eq!(reckoning.queue_tokens(40_000, RATE, true, now), 20_000.0);
-    }
-
-    #[test]
-    fn the_lag_is_the_least_delay_of_late() {
+    fn the_lag_is_the_median_of_late() {
         let (mut reckoning, _) = late();
-        for _ in 0..HALF_WINDOW {
-            reckoning.see_delay(3 * SECOND);
-        }
         assert_eq!(reckoning.lag(), SECOND);
-        for _ in 0..2 * HALF_WINDOW {
+        for _ in 0..DELAYS / 2 + 1 {
             reckoning.see_delay(3 * SECOND);
         }
         assert_eq!(reckoning.lag(), 3 * SECOND);
-        for _ in 0..2 * HALF_WINDOW {
+        reckoning.see_delay(Duration::from_millis(400));
+        assert_eq!(reckoning.lag(), 3 * SECOND, "a single one says little");
+        for _ in 0..DELAYS {
             reckoning.see_delay(60 * SECOND);
         }
         assert_eq!(reckoning.lag(), LONGEST_LAG);

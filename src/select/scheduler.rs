@@ -363,8 +363,8 @@ impl Scheduler {
         let booking = if self.config.follow_answers { booking.followed() } else { booking };
         self.booked_hashes += booking.prompt.hashes();
         state.reckoning.booked(booking.uncached_tokens, now);
-        state.book.add(id, booking);
-        state.watch.see_queue(state.book.load().prefill_tokens, now);
+        state.book.add(id, booking, now);
+        state.watch.see_queue(state.book.load().prefill_tokens, now + state.reckoning.lag());
         self.owners.insert(id, rank);
     }
 

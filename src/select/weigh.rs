@@ -51,13 +51,20 @@ impl Scheduler {
         if candidate.weight == 0 {
             terms.excluded = terms.excluded.or(Some(Excluded::Drained));
         }
-        self.add_prefix(&mut terms, state, ask, candidate);
+        self.add_prefix(&mut terms, state, ask, candidate, now);
         self.add_load(&mut terms, state, candidate, now);
         terms
     }
 
     /// What the rank holds of the prompt, will hold by its bookings, and must compute.
-    fn add_prefix(&self, terms: &mut Terms, state: &RankState, ask: &Ask, candidate: &Candidate) {
+    fn add_prefix(
+        &self,
+        terms: &mut Terms,
+        state: &RankState,
+        ask: &Ask,
+        candidate: &Candidate,
+        now: Instant,
+    ) {
         let Overlap { gpu_tokens, cpu_tokens, .. } = terms.confirmed;
         let key = candidate.key();
         let (shared_blocks, shared_tokens) = state.book.shared(&ask.prompt, key);
@@ -82,7 +89,7 @@ impl Scheduler {
             + self.config.disk_credit * f64::from(on_disk);
         // Who has the greater part of what is there of the prompt has the prompt, for all that it matters.
         let held_blocks = (on_gpu + on_cpu + on_disk + sent_beyond) / terms.block_tokens;
-        let sharers = state.book.sharers(&ask.prompt, candidate.key(), held_blocks / 2);
+        let sharers = state.book.sharers(&ask.prompt, candidate.key(), held_blocks / 2, now);
         terms.sharers = f64::from(sharers) * terms.scarcity;
         terms.shared_blocks = shared_blocks;
         terms.booked_tokens = on_gpu - gpu_tokens;
@@ -102,8 +109,7 @@ impl Scheduler {
         let slot_seconds = f64::from(slots.waiting(load.own_requests())) * self.means.held_seconds.get()
             / f64::from(slots.limit.unwrap_or(1).max(1));
         terms.load = load;
-        let is_lossy = candidate.trusted && candidate.history_blocks > 0;
-        let queue = state.reckoning.queue_tokens(load.prefill_tokens, self.prefill_rate(), is_lossy, now);
+        let queue = state.reckoning.queue_tokens(load.prefill_tokens, self.prefill_rate(), now);
         terms.queue_tokens = (queue + waiting_tokens) * terms.scarcity;
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;

@@ -291,6 +291,35 @@ fn what_is_stored_behind_a_booked_prompt_is_its_answer() {
 }
 
 #[test]
+fn behind_missed_stores_a_booked_prompt_goes_on_and_so_does_its_answer() {
+    let mut scene = Scene::with(SchedulerConfig { follow_answers: true, ..SchedulerConfig::default() });
+    scene.state(FeedState::Exact);
+    scene.apply(json!([stored(90, 1, &[9])]));
+    scene.state(FeedState::Degraded(DegradedReason::NoReplay));
+    let tokens = PROMPT.map(TokenId);
+    let found = scene.look_up(&tokens, scene.key.plain_root());
+    let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
+    assert!(scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
+    let load = |scene: &Scene| scene.pool.scheduler.lock().loads().next().expect("a rank").1;
+    let behind = |parent: u64, name: u64, tokens: &[u32]| {
+        with(stored(name, 1, tokens), &json!({ "parent_block_hash": parent }))
+    };
+    scene.apply(json!([behind(77, 78, &[30])]));
+    assert_eq!(load(&scene).prefill_tokens, 8, "of another prompt");
+    scene.apply(json!([behind(5, 6, &[6])]));
+    assert_eq!((load(&scene).prefill_tokens, scene.matched(&PROMPT, None)), (2, 6));
+    scene.apply(json!([behind(6, 7, &[7, 8]), behind(8, 9, &[20])]));
+    assert_eq!((load(&scene).decoding, load(&scene).context_tokens), (1, 9));
+    let removed = |name: u64| json!([{ "type": "BlockRemoved", "block_hashes": [name], "medium": "GPU" }]);
+    for name in (6..=9).rev() {
+        scene.apply(removed(name));
+    }
+    assert_eq!(scene.matched(&PROMPT, None), 5, "they are evicted from the end");
+    scene.apply(removed(5));
+    assert_eq!(scene.matched(&PROMPT, None), 0, "of the others nobody will tell");
+}
+
+#[test]
 fn what_was_sent_counts_only_where_events_do_not_tell_all_and_is_forgotten_with_the_cache() {
     let mut scene = Scene::connecting();
     let candidate = |scene: &Scene| {

@@ -9,9 +9,9 @@ use crate::units::{RankId, RequestId, SequenceHash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A rank may be so many times slower than is known, as long as it is not: that must not look like a lag of its events. Short
-/// prompts tell of the lag all the same.
-const SLOWEST: f64 = 4.0;
+/// A prefill that took fewer times as long as it should says nothing of a lag of the events: the rank may just be slow, or slow
+/// at this prompt. Short prompts tell of the lag.
+const LEAST_DELAY: f64 = 4.0;
 
 impl Scheduler {
     /// Ends a booking: its request is over. `used` is the rank that really served it, if that is known: the session
@@ -124,14 +124,19 @@ impl Scheduler {
         if let Some(state) = self.ranks.get_mut(&rank) {
             let Progress { confirmed, first } = state.book.progress(stored_blocks, now);
             state.watch.confirm(confirmed, state.book.load().prefill_tokens, now, &mut self.rate);
-            if confirmed > 0 {
-                state.reckoning.see_news(now);
-            }
             if let Some((tokens, took)) = first {
-                let needed = SLOWEST * f64::from(tokens) / self.rate.tokens_per_second();
-                state.reckoning.see_delay(took.saturating_sub(Duration::from_secs_f64(needed)));
+                let needed = Duration::from_secs_f64(f64::from(tokens) / self.rate.tokens_per_second());
+                if needed.mul_f64(LEAST_DELAY) <= took {
+                    state.reckoning.see_delay(took - needed);
+                }
             }
         }
+    }
+
+    /// The prompts booked on a rank with its keys, those first of which it most likely stores blocks next.
+    #[must_use]
+    pub fn prompts(&self, rank: RankId) -> Vec<(Arc<PromptBlocks>, SequenceKey)> {
+        self.ranks.get(&rank).map(|state| state.book.prompts()).unwrap_or_default()
     }
 
     /// Takes in that so many blocks have left the GPU tier of a rank, and that it holds so many now.
