@@ -135,8 +135,8 @@ pub(super) struct RankBook {
     answer_blocks: usize,
     /// Bookings of other agents.
     mirrored: u32,
-    /// The bookings of the last moment, the oldest first: when, and of what.
-    latest: VecDeque<(Instant, Arc<PromptBlocks>)>,
+    /// The bookings of the last moment that live, the oldest first: when, and of what.
+    latest: VecDeque<(Instant, RequestId, Arc<PromptBlocks>)>,
     /// Bookings so far.
     turns: u64,
     left_tokens: u64,
@@ -165,12 +165,12 @@ impl RankBook {
         (blocks, usable_tokens(blocks, key.block_tokens, prompt.tokens(key)))
     }
 
-    /// How many prompts that were booked at once with this one begin with the first `blocks` blocks of the prompt, at least one block.
+    /// How many prompts that are booked, and were at once with this one, begin with the first `blocks` blocks of the prompt, at least one block.
     pub(super) fn sharers(&self, prompt: &PromptBlocks, key: SequenceKey, blocks: u32, now: Instant) -> u32 {
         let last = (blocks as usize).max(1) - 1;
         let Some(hash) = prompt.sequence(key).get(last) else { return 0 };
-        let latest = self.latest.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= AT_ONCE);
-        let shares = latest.filter(|(_, other)| other.sequence(key).get(last) == Some(hash));
+        let latest = self.latest.iter().filter(|(at, ..)| now.saturating_duration_since(*at) <= AT_ONCE);
+        let shares = latest.filter(|(.., other)| other.sequence(key).get(last) == Some(hash));
         u32::try_from(shares.count()).unwrap_or(u32::MAX)
     }
 
@@ -187,7 +187,7 @@ impl RankBook {
     /// Adds a booking. The id must not be booked.
     pub(super) fn add(&mut self, id: RequestId, booking: Booking, now: Instant) {
         self.forget_latest(now);
-        self.latest.push_back((now, Arc::clone(&booking.prompt)));
+        self.latest.push_back((now, id, Arc::clone(&booking.prompt)));
         self.turns += 1;
         let booking = Booking { turn: self.turns, is_first: self.prefill.is_empty(), ..booking };
         self.prefixes.add(booking.sequence());
@@ -213,6 +213,7 @@ impl RankBook {
             self.unfinished_tokens = self.unfinished_tokens.saturating_sub(booking.uncached_tokens.into());
         }
         self.mirrored -= u32::from(booking.told_at.is_some());
+        self.latest.retain(|(_, other, _)| *other != id);
         self.context_tokens = self.context_tokens.saturating_sub(booking.context_tokens());
         self.answer_blocks = self.answer_blocks.saturating_sub(booking.answer_blocks as usize);
         if let Some(tip) = booking.tip {
@@ -287,7 +288,7 @@ impl RankBook {
     }
 
     fn forget_latest(&mut self, now: Instant) {
-        while let Some((at, _)) = self.latest.front()
+        while let Some((at, ..)) = self.latest.front()
             && (self.latest.len() >= LATEST || now.saturating_duration_since(*at) > AT_ONCE)
         {
             self.latest.pop_front();

@@ -95,7 +95,7 @@ pub struct Terms {
     pub queue_tokens: f64,
     /// The wait for a slot of a full server, in tokens that could be prefilled meanwhile.
     pub slot_tokens: f64,
-    /// Requests booked there within the last second that have most of what it holds of the prompt in common with it, by
+    /// Requests of the last second that are booked there and have most of what it holds of the prompt in common with it, by
     /// weight.
     pub sharers: f64,
     /// D: requests that decode, by weight.

@@ -37,7 +37,7 @@ pub struct CostConfig {
     /// The most that it may count, in uncached tokens (0.04 s of prefill): a longer confirmed overlap is never left for
     /// the sake of balance alone.
     pub spread_tokens_max: f64,
-    /// So many more requests with a prefix in common than the rank with the fewest may a rank get within a second; with one
+    /// So many more requests of the last second with a prefix in common than the rank with the fewest may a rank have; with one
     /// more its cache earns no credit for that prefix. Many equal requests at once go to several ranks so, though each of
     /// these must compute the prompt: they would slow each other down by as much, and more of them are likely to come. What
     /// comes one by one is no crowd: load tells of it. Where no rank is idle, the crowd stays.
@@ -201,6 +201,19 @@ mod tests {
             let terms = pool.scheduler.choose(&next, &pool.candidates, pool.now).terms;
             assert_eq!(terms[0].crowd_tokens > 0.0, is_crowd, "{pause} ms apart");
         }
+    }
+
+    #[test]
+    fn requests_that_are_over_are_no_crowd() {
+        let mut pool = Pool::new(2, Policy::default());
+        let shared = prompt(&[(1, 1000)]);
+        for _ in 0..20 {
+            let ask = pool.ask(&shared, None);
+            pool.scheduler.book(&ask, &pool.candidates[..1], pool.now);
+            pool.scheduler.end(ask.id, None, pool.now);
+        }
+        let next = pool.ask(&shared, None);
+        assert_eq!(pool.scheduler.choose(&next, &pool.candidates, pool.now).terms[0].sharers, 0.0);
     }
 
     #[test]

@@ -48,9 +48,9 @@ impl PrefillRate {
 pub(super) struct Stopwatch(Option<Instant>);
 
 impl Stopwatch {
-    /// The rank's queue has become longer; news of that may come from `from` on.
-    pub(super) fn see_queue(&mut self, queue_tokens: u64, from: Instant) {
-        self.0 = (queue_tokens >= LEAST_QUEUE_TOKENS).then(|| self.0.unwrap_or(from));
+    /// The rank's queue has become longer.
+    pub(super) fn see_queue(&mut self, queue_tokens: u64, now: Instant) {
+        self.0 = (queue_tokens >= LEAST_QUEUE_TOKENS).then(|| self.0.unwrap_or(now));
     }
 
     /// The rank's queue has become shorter, but not by what was confirmed.

@@ -7,27 +7,28 @@ use std::time::{Duration, Instant};
 /// Beyond this, late events say too little of what came after them.
 const LONGEST_LAG: Duration = Duration::from_secs(10);
 
-/// Delays of which the median is the lag: few, so that a change is soon seen.
-const DELAYS: usize = 15;
+/// Delays that are remembered.
+const DELAYS: usize = 64;
 
-/// How late one rank's events tell of its prefills, and what was booked on it meanwhile.
+/// Of these one in so many may be shorter than the lag: the event of another request told of the same blocks before its time.
+/// Most are longer, as a rank is in the middle of a step, or has requests of which nothing is known here.
+const SHORTER: usize = 40;
+
+/// How late the events of a pool tell of its prefills.
 ///
-/// The lag is measured by our own clock: the usual time from a booking on a rank that had nothing to prefill to the event that
-/// tells of its end, but for the time of the prefill itself. It includes what lies on the way to the engine, and needs no
-/// clock of the engine's. It is the median, since another request's event may tell of the same blocks before its time.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Reckoning {
+/// It is measured by our own clock: the time from a booking on a rank that had nothing to prefill to the event that tells of its
+/// end, but for the time of the prefill itself. It includes what lies on the way to the engine, and needs no clock of the
+/// engine's.
+#[derive(Debug, Default)]
+pub(super) struct Lag {
     /// The last delays, the oldest first.
     delays: VecDeque<Duration>,
-    /// Their median.
     lag: Duration,
-    /// Bookings of the last seconds, the oldest first: when, and how many uncached tokens.
-    recent: VecDeque<(Instant, u32)>,
 }
 
-impl Reckoning {
+impl Lag {
     /// How late the events are; nothing while that is not known.
-    pub(super) const fn lag(&self) -> Duration {
+    pub(super) const fn get(&self) -> Duration {
         self.lag
     }
 
@@ -39,10 +40,19 @@ impl Reckoning {
         self.delays.push_back(delay);
         let mut sorted: SmallVec<[Duration; DELAYS]> = self.delays.iter().copied().collect();
         sorted.sort_unstable();
-        let median = sorted.get(sorted.len() / 2).copied();
-        self.lag = median.unwrap_or_default().min(LONGEST_LAG);
+        let least = sorted.get(sorted.len() / SHORTER).copied();
+        self.lag = least.unwrap_or_default().min(LONGEST_LAG);
     }
+}
 
+/// What was booked on one rank of late.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reckoning {
+    /// Bookings of the last seconds, the oldest first: when, and how many uncached tokens.
+    recent: VecDeque<(Instant, u32)>,
+}
+
+impl Reckoning {
     /// So many uncached tokens were booked.
     pub(super) fn booked(&mut self, tokens: u32, now: Instant) {
         while self.recent.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > LONGEST_LAG) {
@@ -53,8 +63,7 @@ impl Reckoning {
 
     /// The queue as it most likely is now, of which `seen_tokens` are not yet seen computed: what is older than the lag was
     /// the queue then; since then the rank has worked at `rate`, as far as it had something to do.
-    pub(super) fn queue_tokens(&self, seen_tokens: u64, rate: f64, now: Instant) -> f64 {
-        let lag = self.lag();
+    pub(super) fn queue_tokens(&self, seen_tokens: u64, rate: f64, lag: Duration, now: Instant) -> f64 {
         let age = |at: Instant| now.saturating_duration_since(at);
         let from = self.recent.partition_point(|(at, _)| age(*at) > lag);
         let later = || self.recent.range(from..);
@@ -79,11 +88,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn late() -> (Reckoning, Instant) {
-        let mut reckoning = Reckoning::default();
-        for delay in [1000, 1000, 400] {
-            reckoning.see_delay(Duration::from_millis(delay));
-        }
-        (reckoning, Instant::now() + 100 * SECOND)
+        (Reckoning::default(), Instant::now() + 100 * SECOND)
     }
 
     #[test]
@@ -91,15 +96,14 @@ mod tests {
         let mut reckoning = Reckoning::default();
         let now = Instant::now();
         reckoning.booked(500, now);
-        assert_eq!(reckoning.queue_tokens(3_000, RATE, now), 3_000.0);
+        assert_eq!(reckoning.queue_tokens(3_000, RATE, Duration::ZERO, now), 3_000.0);
     }
 
     #[test]
     fn what_was_queued_before_the_lag_has_been_worked_at_since() {
         let (reckoning, now) = late();
-        assert_eq!(reckoning.lag(), SECOND);
-        assert_eq!(reckoning.queue_tokens(25_000, RATE, now), 15_000.0);
-        assert_eq!(reckoning.queue_tokens(8_000, RATE, now), 0.0);
+        assert_eq!(reckoning.queue_tokens(25_000, RATE, SECOND, now), 15_000.0);
+        assert_eq!(reckoning.queue_tokens(8_000, RATE, SECOND, now), 0.0);
     }
 
     #[test]
@@ -108,25 +112,25 @@ mod tests {
         reckoning.booked(6_000, now - 7 * SECOND / 10);
         reckoning.booked(6_000, now - SECOND / 10);
         // 2,000 of before are done in 0.2 s; the first 6,000 exactly when the second ones come.
-        assert_eq!(reckoning.queue_tokens(14_000, RATE, now).round(), 5_000.0);
+        assert_eq!(reckoning.queue_tokens(14_000, RATE, SECOND, now).round(), 5_000.0);
         // 5,000 of before take half a second, and 2,000 of the first 6,000 are left then.
-        assert_eq!(reckoning.queue_tokens(17_000, RATE, now).round(), 7_000.0);
-        assert_eq!(reckoning.queue_tokens(3_000, RATE, now), 3_000.0, "never more than is seen");
+        assert_eq!(reckoning.queue_tokens(17_000, RATE, SECOND, now).round(), 7_000.0);
+        assert_eq!(reckoning.queue_tokens(3_000, RATE, SECOND, now), 3_000.0, "never more than is seen");
     }
 
     #[test]
-    fn the_lag_is_the_median_of_late() {
-        let (mut reckoning, _) = late();
-        assert_eq!(reckoning.lag(), SECOND);
-        for _ in 0..DELAYS / 2 + 1 {
-            reckoning.see_delay(3 * SECOND);
+    fn the_lag_is_about_the_least_delay_of_late() {
+        let mut lag = Lag::default();
+        assert_eq!(lag.get(), Duration::ZERO);
+        for delay in [19, 10, 13].into_iter().cycle().take(DELAYS) {
+            lag.see_delay(SECOND * delay / 10);
         }
-        assert_eq!(reckoning.lag(), 3 * SECOND);
-        reckoning.see_delay(Duration::from_millis(400));
-        assert_eq!(reckoning.lag(), 3 * SECOND, "a single one says little");
+        assert_eq!(lag.get(), SECOND, "requests of others delay some");
+        lag.see_delay(Duration::from_millis(400));
+        assert_eq!(lag.get(), SECOND, "a single one says little");
         for _ in 0..DELAYS {
-            reckoning.see_delay(60 * SECOND);
+            lag.see_delay(60 * SECOND);
         }
-        assert_eq!(reckoning.lag(), LONGEST_LAG);
+        assert_eq!(lag.get(), LONGEST_LAG);
     }
 }

@@ -11,7 +11,7 @@ use super::history::History;
 use super::load::{Load, SlowMean};
 use super::rate::{PrefillRate, Stopwatch};
 use super::recent::Fading;
-use super::reckon::Reckoning;
+use super::reckon::{Lag, Reckoning};
 use super::unplaced::Unplaced;
 use crate::units::{RankId, RequestId};
 use hashbrown::HashMap;
@@ -29,6 +29,8 @@ pub struct Scheduler {
     pub(super) ranks: BTreeMap<RankId, RankState>,
     pub(super) means: Means,
     rate: PrefillRate,
+    /// How late the news of prefills are.
+    pub(super) lag: Lag,
     owners: HashMap<RequestId, RankId>,
     sessions: Generations<u64, RankId>,
     /// Ends without a booking: their choice may still be under way.
@@ -63,7 +65,7 @@ pub(super) struct RankState {
     pub(super) evictions: Evictions,
     /// Since when its prefills have been without news.
     watch: Stopwatch,
-    /// How late the news are.
+    /// What was booked of late.
     pub(super) reckoning: Reckoning,
     /// How far its turns have come, for round robin.
     pub(super) turns: f64,
@@ -150,6 +152,7 @@ impl Scheduler {
                 context_tokens: SlowMean::new(1_000.0),
             },
             rate: PrefillRate::new(config.prefill_tokens_per_second),
+            lag: Lag::default(),
             owners: HashMap::new(),
             sessions: Generations::new(config.max_sessions),
             early_ends: Generations::new(EARLY_ENDS),
@@ -364,7 +367,7 @@ impl Scheduler {
         self.booked_hashes += booking.prompt.hashes();
         state.reckoning.booked(booking.uncached_tokens, now);
         state.book.add(id, booking, now);
-        state.watch.see_queue(state.book.load().prefill_tokens, now + state.reckoning.lag());
+        state.watch.see_queue(state.book.load().prefill_tokens, now);
         self.owners.insert(id, rank);
     }
 

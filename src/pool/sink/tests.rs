@@ -295,7 +295,6 @@ fn behind_missed_stores_a_booked_prompt_goes_on_and_so_does_its_answer() {
     let mut scene = Scene::with(SchedulerConfig { follow_answers: true, ..SchedulerConfig::default() });
     scene.state(FeedState::Exact);
     scene.apply(json!([stored(90, 1, &[9])]));
-    scene.state(FeedState::Degraded(DegradedReason::NoReplay));
     let tokens = PROMPT.map(TokenId);
     let found = scene.look_up(&tokens, scene.key.plain_root());
     let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
@@ -304,6 +303,7 @@ fn behind_missed_stores_a_booked_prompt_goes_on_and_so_does_its_answer() {
     let behind = |parent: u64, name: u64, tokens: &[u32]| {
         with(stored(name, 1, tokens), &json!({ "parent_block_hash": parent }))
     };
+    scene.state(FeedState::Degraded(DegradedReason::NoReplay));
     scene.apply(json!([behind(77, 78, &[30])]));
     assert_eq!(load(&scene).prefill_tokens, 8, "of another prompt");
     scene.apply(json!([behind(5, 6, &[6])]));

@@ -9,9 +9,9 @@ use crate::units::{RankId, RequestId, SequenceHash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A prefill that took fewer times as long as it should says nothing of a lag of the events: the rank may just be slow, or slow
-/// at this prompt. Short prompts tell of the lag.
-const LEAST_DELAY: f64 = 4.0;
+/// A rank alone with one prefill may be so many times as fast as ranks are on the whole; what it needed no longer is a lag of its
+/// events. Short prompts tell of that best.
+const FASTEST: f64 = 2.0;
 
 impl Scheduler {
     /// Ends a booking: its request is over. `used` is the rank that really served it, if that is known: the session
@@ -125,10 +125,8 @@ impl Scheduler {
             let Progress { confirmed, first } = state.book.progress(stored_blocks, now);
             state.watch.confirm(confirmed, state.book.load().prefill_tokens, now, &mut self.rate);
             if let Some((tokens, took)) = first {
-                let needed = Duration::from_secs_f64(f64::from(tokens) / self.rate.tokens_per_second());
-                if needed.mul_f64(LEAST_DELAY) <= took {
-                    state.reckoning.see_delay(took - needed);
-                }
+                let needed = f64::from(tokens) / self.rate.tokens_per_second() / FASTEST;
+                self.lag.see_delay(took.saturating_sub(Duration::from_secs_f64(needed)));
             }
         }
     }
