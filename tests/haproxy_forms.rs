@@ -154,12 +154,14 @@ fn traffic(log: &LogSink) -> Vec<String> {
 
 /// The line with client port, process id, dates and milliseconds taken out: every other byte counts.
 fn without_chance(line: &str) -> String {
-    let words = line.trim_end().split(' ').enumerate().map(|(place, word)| match place {
-        0..=2 => "DATE".to_owned(),
-        3 => word.split('[').next().unwrap_or_default().to_owned(),
-        4 => word.split(':').next().unwrap_or_default().to_owned(),
-        5 => "ACCEPTED".to_owned(),
-        8 => word.split('/').map(|time| if time == "-1" { "-1/" } else { "ms/" }).collect(),
+    // RFC 3164 §4.1.2: a date has a width, and one blank more on the first nine days of a month.
+    let dated = line.find('>').map_or(0, |end| end + 1) + "Mmm dd hh:mm:ss ".len();
+    let words = line.get(dated..).expect("a date").trim_end().split(' ').enumerate();
+    let words = words.map(|(place, word)| match place {
+        0 => word.split('[').next().unwrap_or_default().to_owned(),
+        1 => word.split(':').next().unwrap_or_default().to_owned(),
+        2 => "ACCEPTED".to_owned(),
+        5 => word.split('/').map(|time| if time == "-1" { "-1/" } else { "ms/" }).collect(),
         _ => word.to_owned(),
     });
     words.collect::<Vec<_>>().join(" ")
