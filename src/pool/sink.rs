@@ -152,7 +152,14 @@ impl Pool {
 
     /// Finds the place of what stands behind batches that were missed, in what is booked on the rank.
     fn adopt_orphans(&self, rank: RankId, batch: &Batch) {
-        let orphans = orphans(&self.caches.read().index, rank, batch.events());
+        let orphans = {
+            let caches = self.caches.read();
+            match caches.feeds.get(rank.index()).map(|feed| feed.state) {
+                Some(FeedState::Degraded(_)) => orphans(&caches.index, rank, batch.events()),
+                // Nothing was missed: what a store stands behind is still to come.
+                _ => return,
+            }
+        };
         if orphans.is_empty() {
             return;
         }

@@ -124,6 +124,9 @@ impl Agent {
     /// Finds the place of what stands behind a batch that was lost.
     fn adopt(&mut self, rank: RankId, batch: &Batch) {
         let Router::Product(scheduler) = &self.router else { return };
+        if self.candidates.get(rank.index()).is_none_or(|candidate| candidate.history_blocks == 0) {
+            return;
+        }
         let orphans = orphans(&self.index, rank, batch.events());
         if !orphans.is_empty() {
             for (block, chain) in places(&self.key, &orphans, &scheduler.prompts(rank)) {

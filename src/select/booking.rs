@@ -165,7 +165,7 @@ impl RankBook {
         (blocks, usable_tokens(blocks, key.block_tokens, prompt.tokens(key)))
     }
 
-    /// How many prompts that are booked, and were at once with this one, begin with the first `blocks` blocks of the prompt, at least one block.
+    /// How many prompts that are booked, and came at once with this one, begin with its first `blocks` blocks, at least one.
     pub(super) fn sharers(&self, prompt: &PromptBlocks, key: SequenceKey, blocks: u32, now: Instant) -> u32 {
         let last = (blocks as usize).max(1) - 1;
         let Some(hash) = prompt.sequence(key).get(last) else { return 0 };
