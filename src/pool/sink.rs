@@ -10,7 +10,7 @@ use crate::{
 };
 use std::{
     sync::{Arc, atomic::Ordering},
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 /// Names one rank's stream.
@@ -64,7 +64,9 @@ impl Sink for EventSink {
         if pool.follows_answers.load(Ordering::Relaxed) {
             links(&pool.caches.read().index, &pool.key, key.rank, batch, stored);
         }
+        let lag = Duration::try_from_secs_f64(now_seconds - batch.timestamp_seconds()).unwrap_or_default();
         let mut scheduler = pool.scheduler.lock();
+        scheduler.late(key.rank, lag);
         scheduler.evicted(key.rank, evicted(batch), pool.gpu_blocks(key.rank), Instant::now());
         for (before, block) in &*stored {
             scheduler.grow(key.rank, *before, *block);

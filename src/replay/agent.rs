@@ -11,7 +11,7 @@ use crate::{
     sim,
     units::{BlockHash, EngineHash, RankId, RequestId, SequenceHash, Tier},
 };
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Who decides.
 #[derive(Debug)]
@@ -116,6 +116,7 @@ impl Agent {
         self.adopt(rank, batch);
         if let Router::Product(scheduler) = &mut self.router {
             let held = self.index.rank_stats(rank).unwrap_or_default().blocks_in(Tier::Gpu);
+            scheduler.late(rank, batch.lag);
             scheduler.evicted(rank, batch.evicted(), held, now);
             scheduler.progress(rank, |sequence| self.index.depth(rank, sequence), now);
         }
@@ -196,6 +197,8 @@ impl Agent {
 #[derive(Debug)]
 pub(super) struct Batch {
     root: SequenceHash,
+    /// How late it is seen.
+    lag: Duration,
     events: Vec<Owned>,
 }
 
@@ -214,7 +217,7 @@ const fn tier(medium: sim::Medium) -> Tier {
 }
 
 impl Batch {
-    pub(super) fn new(key: &HashKey, events: Vec<sim::Event>) -> Self {
+    pub(super) fn new(key: &HashKey, lag: Duration, events: Vec<sim::Event>) -> Self {
         let owned = |event| match event {
             sim::Event::Stored(stored) => {
                 let block_tokens = (stored.block_tokens as usize).max(1);
@@ -227,7 +230,7 @@ impl Batch {
             }
             sim::Event::Cleared => Owned::Cleared,
         };
-        Self { root: key.plain_root(), events: events.into_iter().map(owned).collect() }
+        Self { root: key.plain_root(), lag, events: events.into_iter().map(owned).collect() }
     }
 
     /// How many blocks have left the GPU tier.

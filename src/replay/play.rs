@@ -310,7 +310,7 @@ impl Run<'_> {
             // No agent sees it; by the next one they all notice.
             self.replicas[at].gap = true;
         } else {
-            let batch = Rc::new(Batch::new(&self.key, report.events));
+            let batch = Rc::new(Batch::new(&self.key, self.fleet.event_lag, report.events));
             let life = self.replicas[at].life;
             let gap = std::mem::take(&mut self.replicas[at].gap);
             for agent in 0..self.agents.len() {

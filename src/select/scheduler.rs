@@ -65,6 +65,8 @@ pub(super) struct RankState {
     pub(super) evictions: Evictions,
     /// Since when its prefills have been without news.
     watch: Stopwatch,
+    /// How late its last events were by its own clock, which may be wrong.
+    pub(super) told_lag: Duration,
     /// What was booked of late.
     pub(super) reckoning: Reckoning,
     /// How far its turns have come, for round robin.
@@ -189,6 +191,7 @@ impl Scheduler {
             history: History::default(),
             evictions: Evictions::none(now),
             watch: Stopwatch::default(),
+            told_lag: Duration::MAX,
             reckoning: Reckoning::default(),
             turns: 0.0,
             open: false,

@@ -109,8 +109,9 @@ impl Scheduler {
         let slot_seconds = f64::from(slots.waiting(load.own_requests())) * self.means.held_seconds.get()
             / f64::from(slots.limit.unwrap_or(1).max(1));
         terms.load = load;
-        let queue =
-            state.reckoning.queue_tokens(load.prefill_tokens, self.prefill_rate(), self.lag.get(), now);
+        // Hidden work looks like a lag too, but then the engine's clock says that there is none.
+        let lag = self.lag.get().min(state.told_lag);
+        let queue = state.reckoning.queue_tokens(load.prefill_tokens, self.prefill_rate(), lag, now);
         terms.queue_tokens = (queue + waiting_tokens) * terms.scarcity;
         terms.decoding = (f64::from(load.decoding) + others_running) * terms.scarcity;
         terms.context_tokens = (load.context_tokens as f64 + others_context) * terms.scarcity;

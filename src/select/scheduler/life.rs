@@ -137,6 +137,14 @@ impl Scheduler {
         self.ranks.get(&rank).map(|state| state.book.prompts()).unwrap_or_default()
     }
 
+    /// Takes in how late the last events of a rank were by its own clock: they are no further behind than that. Clocks differ, so
+    /// it only bounds what is seen of the lag by ours.
+    pub fn late(&mut self, rank: RankId, lag: Duration) {
+        if let Some(state) = self.ranks.get_mut(&rank) {
+            state.told_lag = lag;
+        }
+    }
+
     /// Takes in that so many blocks have left the GPU tier of a rank, and that it holds so many now.
     pub fn evicted(&mut self, rank: RankId, removed_blocks: u32, held_blocks: u64, now: Instant) {
         if let Some(state) = self.ranks.get_mut(&rank).filter(|_| removed_blocks > 0) {

@@ -193,6 +193,12 @@ fn how_late_events_are_is_learned_from_short_prompts_whatever_long_ones_take() {
     let terms = pool.scheduler.choose(&next, &pool.candidates, pool.now).terms;
     let left = 12_000.0 - 0.5 * pool.scheduler.prefill_rate();
     assert!((terms[0].queue_tokens - left).abs() < 1.0, "{} {left}", terms[0].queue_tokens);
+    pool.scheduler.late(RankId(0), Duration::ZERO);
+    let terms = pool.scheduler.choose(&next, &pool.candidates, pool.now).terms;
+    assert_eq!(
+        terms[0].queue_tokens, 12_000.0,
+        "it was the work of others: the events are in time by their stamps"
+    );
 }
 
 #[test]
