@@ -625,6 +625,12 @@ fn no_body_breaks_the_reader_and_a_cut_one_has_the_first_tokens_of_the_whole() {
         Endpoint::Completions,
         r#"{"prompt": ["one text", "and another"], "max_tokens": 5}"#.to_owned(),
     ));
+    bodies.push((
+        Endpoint::Generate,
+        r#"{"token_ids": [7, 8, 9], "features": {"mm_hashes": {"image": ["a"]},
+            "mm_placeholders": {"image": [{"offset": 0, "length": 2}]}}, "sampling_params": {"max_tokens": 5}}"#
+            .to_owned(),
+    ));
     let long = std::env::var("KVSPOA_MUTATE").ok().and_then(|seconds| seconds.parse().ok());
     let until = long.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let seed = if long.is_some() { fastrand::u64(..) } else { 20_260_305 };
@@ -645,7 +651,8 @@ fn no_body_breaks_the_reader_and_a_cut_one_has_the_first_tokens_of_the_whole() {
                 _ => bytes.extend_from_within(at..end),
             }
         }
-        let endpoint = if random.u8(..) == 0 { any_body::ENDPOINTS[random.usize(0..5)] } else { *endpoint };
+        let any = random.usize(0..any_body::ENDPOINTS.len());
+        let endpoint = if random.u8(..) == 0 { any_body::ENDPOINTS[any] } else { *endpoint };
         let model = if random.u8(0..4) == 0 { &harmony } else { &model };
         let cut_at = random.usize(0..=bytes.len());
         with_tokens += usize::from(any_body::check(model, endpoint, &bytes, cut_at));

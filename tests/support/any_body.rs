@@ -31,10 +31,11 @@ pub(crate) fn check(model: &Model, endpoint: Endpoint, body: &[u8], cut_at: usiz
 }
 
 /// The endpoints whose bodies hold prompts.
-pub(crate) const ENDPOINTS: [Endpoint; 5] = [
+pub(crate) const ENDPOINTS: [Endpoint; 6] = [
     Endpoint::ChatCompletions,
     Endpoint::ChatBatch,
     Endpoint::Completions,
     Endpoint::Responses,
     Endpoint::Messages,
+    Endpoint::Generate,
 ];
