@@ -2,7 +2,8 @@
 //!
 //! Cold: no message was seen before. Warm: all but the last two were, as in the next turn of a conversation. Repeat: the
 //! whole body was. The texts are the repository's own, so they are code. One thread; of each round the median and, for
-//! machines that do something else as well, the least.
+//! machines that do something else as well, the least. Each has its rounds by itself, one request after the other: first
+//! kvspoa, then the libraries.
 
 mod counting;
 mod talk;
@@ -130,6 +131,7 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
     let [mut cold, mut warm, mut repeat, mut old, mut next] = [const { Times::new() }; 5];
     let mut stages = [const { Times::new() }; 4];
     let mut allocated = [0; 4];
+    let mut texts = Vec::new();
     let (mut tokens, mut body_bytes, mut known_bytes) = (0, 0, 0);
     for round in 0..ROUNDS {
         let turn = |session: &str, back: usize| {
@@ -156,6 +158,21 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
         let ids = tokenize.of(|| model.tokenize_text(&rendered).expect("ids"));
         hash.of(|| black_box(key.sequence(key.plain_root(), &ids, BLOCK_TOKENS)));
 
+        if round + 1 == ROUNDS {
+            let new = turn("d", 0);
+            let read_new = ALLOCATED.by(|| model.read(ENDPOINT, &new).expect("a body"));
+            let read_known = ALLOCATED.by(|| model.read(ENDPOINT, &body).expect("a body"));
+            let ask = model.read(ENDPOINT, &body).expect("a body");
+            // The text's memory is used again from the second time on.
+            model.tokens(&ask, &|| false).expect("ids");
+            let both = ALLOCATED.by(|| model.tokens(&ask, &|| false).expect("ids"));
+            let tokenize = ALLOCATED.by(|| model.tokenize_text(&rendered).expect("ids"));
+            let all = [read_new, read_known, both - tokenize, tokenize];
+            allocated = all.map(|bytes| 100 * bytes / body.len());
+        }
+        texts.push((rendered, ids));
+    }
+    for (round, (rendered, ids)) in texts.into_iter().enumerate() {
         let ids: Vec<u32> = ids.iter().map(|id| id.0).collect();
         let theirs = next.of(|| {
             let options = tokenizers_rc::pipeline::EncodeOptions {
@@ -170,18 +187,6 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
         if round < 3 {
             let theirs = old.of(|| libraries.reference.encode_fast(rendered.as_str(), false).expect("ids"));
             assert_eq!(theirs.get_ids(), ids, "other ids");
-        }
-        if round + 1 == ROUNDS {
-            let new = turn("d", 0);
-            let read_new = ALLOCATED.by(|| model.read(ENDPOINT, &new).expect("a body"));
-            let read_known = ALLOCATED.by(|| model.read(ENDPOINT, &body).expect("a body"));
-            let ask = model.read(ENDPOINT, &body).expect("a body");
-            // The text's memory is used again from the second time on.
-            model.tokens(&ask, &|| false).expect("ids");
-            let both = ALLOCATED.by(|| model.tokens(&ask, &|| false).expect("ids"));
-            let tokenize = ALLOCATED.by(|| model.tokenize_text(&rendered).expect("ids"));
-            let all = [read_new, read_known, both - tokenize, tokenize];
-            allocated = all.map(|bytes| 100 * bytes / body.len());
         }
     }
     let ratio = |times: &Times| times.least().as_secs_f64() / warm.least().as_secs_f64();
