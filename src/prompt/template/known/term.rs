@@ -269,7 +269,7 @@ pub(super) fn append(bytes: &mut Bytes, value: &Value) -> Option<()> {
         }
         ValueKind::String => {
             let word = value.as_str().filter(|word| word.len() <= LONGEST_WORD)?;
-            bytes.push(6);
+            bytes.push(6 + u8::from(value.is_safe()));
             bytes.extend_from_slice(&(word.len() as u16).to_le_bytes());
             bytes.extend_from_slice(word.as_bytes());
         }

@@ -136,6 +136,17 @@ fn macros_are_read_with_what_they_read() {
 }
 
 #[test]
+fn a_text_that_is_marked_as_safe_is_another_one() {
+    let source = "{% set x = '<' | safe if flag else '<' %}\
+        {% for m in messages %}{{ 'a' | safe + x }}{{ m.content }};{% endfor %}";
+    let with_flag = r#", "chat_template_kwargs": {"flag": true}"#;
+    let bodies = [body(&["a", "b"], ""), body(&["a", "b"], with_flag), body(&["a", "c"], with_flag)];
+    let (texts, known) = texts(source, &bodies);
+    assert_eq!(texts, ["a&lt;a;a&lt;b;", "a<a;a<b;", "a<a;a<c;"]);
+    assert_eq!(known, 1);
+}
+
+#[test]
 fn a_function_that_an_argument_hides_is_called_as_before() {
     let source = "{% for m in messages %}{% for i in range(2) %}{{ m.content }}{% endfor %}{% endfor %}";
     let (templates, seen) = (templates(source), SeenMessages::new(1 << 20));
