@@ -344,6 +344,12 @@ fn known_texts_change_no_prompt() {
                 let ask = || warm.read(Endpoint::ChatCompletions, body.as_bytes());
                 let expected = text(&cold, parse(Endpoint::ChatCompletions, body.as_bytes()));
                 assert_eq!(text(&warm, ask()), expected, "{name}: {body}");
+                // Twice, as the ids of a text are kept when it is tokenized.
+                let ids = |model: &Model| ask().ok().and_then(|ask| model.tokens(&ask, &|| false).ok());
+                let expected_ids = ids(&cold).map(|tokens| tokens.ids);
+                for _ in 0..2 {
+                    assert_eq!(ids(&warm).map(|tokens| tokens.ids), expected_ids, "{name}: {body}");
+                }
                 texts += usize::from(expected.is_ok());
                 talk.go_on(&bodies, &mut random);
             }

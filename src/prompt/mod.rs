@@ -31,14 +31,14 @@ use crate::units::TokenId;
 use files::NativeRenderer;
 use std::path::Path;
 use std::time::Instant;
-use template::{Sources, Templates};
+use template::{Rendered, Sources, Templates};
 use tokenizer::{Encoded, Tokenizer};
 
-/// The eighths of the memory for what was seen lately. A message, and what the template wrote for it, take about as much
-/// as its ids, but less is lost without them; whole prompts are for retries, which come soon.
-const SEGMENTS_EIGHTHS: usize = 4;
+/// The eighths of the memory for what was seen lately. A message takes about as much as its ids, but less is lost without
+/// it; what the template wrote for it is kept with its ids; whole prompts are for retries, which come soon.
+const SEGMENTS_EIGHTHS: usize = 3;
 const MESSAGES_EIGHTHS: usize = 2;
-const KNOWN_EIGHTHS: usize = 1;
+const KNOWN_EIGHTHS: usize = 2;
 const REPEATS_EIGHTHS: usize = 1;
 
 /// Demonstrations and simulated replicas have short prompts, and there are many of them in one process.
@@ -228,6 +228,10 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
+        Ok(self.rendered(conversation)?.text)
+    }
+
+    fn rendered(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
         if self.native.is_some() {
             return Err(PromptError::NativeRenderer);
         }
@@ -267,11 +271,11 @@ impl Model {
         let encoded = match prompt {
             PromptInput::Chat(conversation) => {
                 let started = Instant::now();
-                let text = self.render(conversation)?;
+                let rendered = self.rendered(conversation)?;
                 let rendering = started.elapsed();
                 let encoded =
-                    self.tokenizer.encode_until(&text, conversation.add_special_tokens, time_is_up)?;
-                template::recycle(text);
+                    self.tokenizer.encode_rendered(&rendered, conversation.add_special_tokens, time_is_up)?;
+                template::recycle(rendered.text);
                 encoded.rendered_in(rendering)
             }
             PromptInput::Harmony(harmony) => {

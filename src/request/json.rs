@@ -8,7 +8,16 @@ pub(super) type Object = Map<String, Value>;
 
 /// Takes a field away; `null` is the same as an absent field.
 pub(super) fn take(object: &mut Object, name: &str) -> Option<Value> {
+    if !may_have(object, name) {
+        return None;
+    }
     object.get_mut(name).map(Value::take).filter(|value| !value.is_null())
+}
+
+/// Whether to look for a field: most of those that there may be are not there, and few names are read faster than hashed.
+fn may_have(object: &Object, name: &str) -> bool {
+    const FEW: usize = 12;
+    object.len() > FEW || object.keys().any(|key| key == name)
 }
 
 /// An optional string.
@@ -22,6 +31,9 @@ pub(super) fn take_text(object: &mut Object, name: &'static str) -> Result<Optio
 
 /// A boolean; unlike an absent one, `null` is not allowed.
 pub(super) fn take_flag(object: &mut Object, name: &'static str, default: bool) -> Result<bool, BodyError> {
+    if !may_have(object, name) {
+        return Ok(default);
+    }
     match object.get(name) {
         None => Ok(default),
         Some(Value::Bool(flag)) => Ok(*flag),

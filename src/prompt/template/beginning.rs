@@ -41,7 +41,7 @@ impl Templates {
                 *text = format!("{text}{end}").into();
             }
             continued.messages.extend(next.iter().map(|role| Arc::new(Message::of_text(role, end))));
-            match self.render(&continued) {
+            match self.render(&continued).map(|rendered| rendered.text) {
                 Ok(text) => {
                     rendered += 1;
                     match &mut known {

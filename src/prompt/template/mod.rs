@@ -18,6 +18,7 @@ mod sums;
 pub(in crate::prompt) mod values;
 mod walk;
 
+pub(super) use known::Text as KnownText;
 pub use shape::ContentFormat;
 
 use super::error::PromptError;
@@ -79,8 +80,9 @@ impl Templates {
         known_bytes: usize,
     ) -> Result<Self, Error> {
         let mut templates = Self::compile_alone(sources, options, known_bytes)?;
-        templates.anthropic.disabled_effort =
-            anthropic::disabled_effort(|conversation| templates.render(conversation).ok());
+        templates.anthropic.disabled_effort = anthropic::disabled_effort(|conversation| {
+            templates.render(conversation).ok().map(|rendered| rendered.text)
+        });
         Ok(templates)
     }
 
@@ -153,14 +155,14 @@ impl Templates {
         self.default.as_ref().map(|template| self.options.content_format.unwrap_or(template.content_format))
     }
 
-    pub(super) fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
+    pub(super) fn render(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
         match &conversation.template {
             None => self.render_own(conversation),
             Some(source) => self.requested(source)?.render_own(conversation),
         }
     }
 
-    fn render_own(&self, conversation: &Conversation) -> Result<String, PromptError> {
+    fn render_own(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
         let tools = self.tools(conversation)?;
         let template = self.tool_use.as_ref().filter(|_| tools.is_some()).or(self.default.as_ref());
         let template = template.ok_or(PromptError::NoTemplate)?;
@@ -184,7 +186,7 @@ impl Templates {
         let context = self.context(conversation, Value::from(messages), tools);
 
         let limit_bytes = self.options.max_rendered_bytes;
-        let mut output = Bounded { text: SPARE.take(), limit_bytes };
+        let mut output = Bounded { text: SPARE.take(), known: Vec::new(), limit_bytes };
         let marked_safe = self
             .environment
             .get_template(template.name)
@@ -199,8 +201,8 @@ impl Templates {
             return Err(PromptError::UnlikePython);
         }
         match continued {
-            Some(message) => cut_at_mark(text, &message),
-            None => Ok(text),
+            Some(message) => cut_at_mark(text, &message).map(Rendered::from),
+            None => Ok(Rendered { text, known: output.known }),
         }
     }
 
@@ -373,9 +375,24 @@ pub(super) fn recycle(text: String) {
     }
 }
 
+/// What a template made of a conversation.
+#[derive(Debug)]
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// The places, in bytes, where texts of messages stand that are kept; one behind the other.
+    pub(super) known: Vec<(usize, Arc<KnownText>)>,
+}
+
+impl From<String> for Rendered {
+    fn from(text: String) -> Self {
+        Self { text, known: Vec::new() }
+    }
+}
+
 /// Output that stops the template at its limit.
 struct Bounded {
     text: Vec<u8>,
+    known: Vec<(usize, Arc<KnownText>)>,
     limit_bytes: usize,
 }
 
@@ -383,6 +400,9 @@ impl std::io::Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.text.len() + bytes.len() > self.limit_bytes {
             return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        if let Some(text) = known::being_written(bytes) {
+            self.known.push((self.text.len(), text));
         }
         self.text.extend_from_slice(bytes);
         Ok(bytes.len())

@@ -17,8 +17,12 @@ pub(super) fn templates(source: &str) -> Templates {
     Templates::compile(sources, ModelOptions::default(), 1 << 20).expect("a template")
 }
 
+fn text(templates: &Templates, body: &str) -> Result<String, PromptError> {
+    templates.render(&conversation(body)).map(|rendered| rendered.text)
+}
+
 fn render_body(source: &str, body: &str) -> Result<String, PromptError> {
-    templates(source).render(&conversation(body))
+    text(&templates(source), body)
 }
 
 /// Renders `source` for one user message `x` with more fields of the body.
@@ -156,10 +160,7 @@ fn a_template_is_stopped_at_its_limits() {
     let sources =
         Sources { default: Some("{% for a in range(99) %}xx{% endfor %}".into()), ..Sources::default() };
     let small = Templates::compile(sources, options, 1 << 20).expect("a template");
-    assert_eq!(
-        small.render(&conversation(r#"{"messages": [{"role": "user"}]}"#)),
-        Err(PromptError::TooLarge)
-    );
+    assert_eq!(text(&small, r#"{"messages": [{"role": "user"}]}"#), Err(PromptError::TooLarge));
     let recursive = "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}";
     assert!(render(recursive, "").is_err());
 }
@@ -220,7 +221,7 @@ fn the_engines_defaults_yield_to_the_clients_arguments() {
     let sources = Sources { default: Some("{{ a }}{{ b }}".into()), ..Sources::default() };
     let templates = Templates::compile(sources, options, 1 << 20).expect("a template");
     let body = r#"{"messages": [{"role": "user"}], "chat_template_kwargs": {"a": 9, "b": null}}"#;
-    assert_eq!(templates.render(&conversation(body)).as_deref(), Ok("92"));
+    assert_eq!(text(&templates, body).as_deref(), Ok("92"));
 }
 
 #[test]
@@ -229,9 +230,9 @@ fn tools_choose_the_template_that_is_made_for_them() {
         Sources { default: Some("plain".into()), tool_use: Some("tools".into()), ..Sources::default() };
     let templates = Templates::compile(sources, ModelOptions::default(), 1 << 20).expect("templates");
     let body = |tools: &str| format!(r#"{{"messages": [{{"role": "user"}}]{tools}}}"#);
-    assert_eq!(templates.render(&conversation(&body(""))).as_deref(), Ok("plain"));
+    assert_eq!(text(&templates, &body("")).as_deref(), Ok("plain"));
     let tools = r#", "tools": [{"type": "function", "function": {"name": "f"}}]"#;
-    assert_eq!(templates.render(&conversation(&body(tools))).as_deref(), Ok("tools"));
+    assert_eq!(text(&templates, &body(tools)).as_deref(), Ok("tools"));
 }
 
 #[test]

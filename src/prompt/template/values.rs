@@ -71,11 +71,11 @@ impl Object for Fields {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.field(key.as_str()?)
+        self.field(key.as_str()?).cloned()
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        self.field(key).or_else(|| method(key))
+        self.field(key).cloned().or_else(|| method(key))
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
@@ -84,8 +84,9 @@ impl Object for Fields {
 }
 
 impl Fields {
-    fn field(&self, key: &str) -> Option<Value> {
-        self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone())
+    /// The field of that name.
+    pub(super) fn field(&self, key: &str) -> Option<&Value> {
+        self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value)
     }
 }
 

@@ -4,6 +4,7 @@ mod cache;
 mod cut;
 mod fast;
 mod huggingface;
+mod known;
 mod lines;
 mod pieces;
 mod probe;
@@ -16,9 +17,11 @@ use cut::Cutter;
 pub(super) use cut::Piece;
 use fast::Fast;
 use huggingface::HuggingFace;
+pub(super) use known::Tokenized;
 use lines::Lines;
 use serde_json::Value;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A way to turn text into ids, one for each library.
@@ -47,6 +50,8 @@ struct Cached {
     /// For long pieces.
     lines: Option<Lines>,
     segments: SegmentCache,
+    /// How many pieces were not even looked for, as they stood in a text whose ids are known.
+    in_known_texts: AtomicU64,
 }
 
 impl Tokenizer {
@@ -64,6 +69,7 @@ impl Tokenizer {
                 lines: Lines::new(&parsed)
                     .filter(|lines| probe::can_be_cut_between(&reference, *lines, &added_tokens)),
                 segments: SegmentCache::new(cache_bytes),
+                in_known_texts: AtomicU64::new(0),
             });
         // The reference is dropped where the fast one does: each takes hundreds of megabytes.
         let fast = Fast::from_json(parsed).ok().filter(|fast| probe::agrees(&reference, fast, &added_tokens));
@@ -92,6 +98,18 @@ impl Tokenizer {
         add_special_tokens: bool,
         time_is_up: TimeIsUp<'_>,
     ) -> Result<Encoded, PromptError> {
+        self.encode_within(text, add_special_tokens, |ids, work| {
+            self.encode_text(text, ids, work, time_is_up)
+        })
+    }
+
+    /// Puts the ids around a text that are to stand there; `encode` appends its own, and says whether these are all.
+    fn encode_within(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        encode: impl FnOnce(&mut Vec<TokenId>, &mut Work) -> Result<bool, PromptError>,
+    ) -> Result<Encoded, PromptError> {
         // Most tokens have three to five bytes.
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         let around = match &self.around {
@@ -101,7 +119,7 @@ impl Tokenizer {
         };
         ids.extend(around.iter().flat_map(|(before, _)| before));
         let mut work = Work { text_bytes: text.len(), ..Work::default() };
-        let is_whole = self.encode_text(text, &mut ids, &mut work, time_is_up)?;
+        let is_whole = encode(&mut ids, &mut work)?;
         ids.extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
         Ok(Encoded { ids, is_whole, work })
     }
@@ -193,7 +211,10 @@ impl Tokenizer {
 
     /// What the cache holds; `None` if there is none.
     pub(super) fn cache_stats(&self) -> Option<CacheStats> {
-        self.cached.as_ref().map(|cached| cached.segments.stats())
+        self.cached.as_ref().map(|cached| {
+            let stats = cached.segments.stats();
+            CacheStats { hits: stats.hits + cached.in_known_texts.load(Ordering::Relaxed), ..stats }
+        })
     }
 }
 

@@ -1,8 +1,10 @@
 //! Expressions that are worked out here, without minijinja's machine, and with the very operations that it would use.
 
+use crate::prompt::template::values::Fields;
 use minijinja::machinery::ast::{BinOpKind, CompareOpKind};
 use minijinja::value::{Value, ValueKind};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 
 /// An expression over what surrounds one turn of a loop.
 #[derive(Clone, PartialEq, Debug)]
@@ -125,6 +127,10 @@ pub(super) struct Place<'p> {
 }
 
 impl Place<'_> {
+    fn is_last(&self) -> bool {
+        self.is_sized && self.index + 1 == self.items.len()
+    }
+
     /// As minijinja's own `loop` has it.
     pub(super) fn field(&self, field: LoopField) -> Value {
         let length = self.is_sized.then_some(self.items.len());
@@ -138,7 +144,7 @@ impl Place<'_> {
             LoopField::Revindex => sized(rest),
             LoopField::Revindex0 => sized(rest.map(|rest| rest.saturating_sub(1))),
             LoopField::First => Value::from(self.index == 0),
-            LoopField::Last => Value::from(rest == Some(1)),
+            LoopField::Last => Value::from(self.is_last()),
             LoopField::Previtem => item(self.index.checked_sub(1)),
             LoopField::Nextitem => item(self.index.checked_add(1)),
         }
@@ -173,51 +179,44 @@ impl Term {
     }
 
     /// The value; `None` where the template would fail, or what it would make of it is not certain.
-    pub(super) fn value(&self, place: &Place<'_>) -> Option<Value> {
-        Some(match self {
-            Self::Const(value) => value.clone(),
-            Self::Outer(at) => place.outer.get(*at)?.clone(),
-            Self::Message => place.items.get(place.index)?.clone(),
-            Self::Loop(field) => place.field(*field),
-            Self::Attr(of, name) => match &**of {
-                Self::Message => place.items.get(place.index)?.get_attr(name).ok()?,
-                Self::Outer(at) => place.outer.get(*at)?.get_attr(name).ok()?,
-                of => of.value(place)?.get_attr(name).ok()?,
-            },
-            Self::Item(of, key) => {
-                let key = key.value(place)?;
-                match &**of {
-                    Self::Message => place.items.get(place.index)?.get_item(&key).ok()?,
-                    Self::Outer(at) => place.outer.get(*at)?.get_item(&key).ok()?,
-                    of => of.value(place)?.get_item(&key).ok()?,
+    pub(super) fn value<'p>(&'p self, place: &Place<'p>) -> Option<Cow<'p, Value>> {
+        let owned = |value: Value| Some(Cow::Owned(value));
+        match self {
+            Self::Const(value) => Some(Cow::Borrowed(value)),
+            Self::Outer(at) => place.outer.get(*at).map(Cow::Borrowed),
+            Self::Message => place.items.get(place.index).map(Cow::Borrowed),
+            Self::Loop(field) => owned(place.field(*field)),
+            Self::Attr(of, name) => {
+                let of = of.value(place)?;
+                // Most are of messages.
+                if let Cow::Borrowed(of) = of
+                    && let Some(value) =
+                        of.downcast_object_ref::<Fields>().and_then(|fields| fields.field(name))
+                {
+                    return Some(Cow::Borrowed(value));
                 }
+                owned(of.get_attr(name).ok()?)
             }
-            Self::Length(of) => Value::from(of.value(place)?.len()?),
-            Self::Is(of, kind) => {
-                let found = of.value(place)?.kind();
-                Value::from(match kind {
-                    Kind::Defined => found != ValueKind::Undefined,
-                    Kind::Undefined => found == ValueKind::Undefined,
-                    Kind::None => found == ValueKind::None,
-                    Kind::Text => found == ValueKind::String,
-                })
-            }
-            Self::Not(_) | Self::Compare(..) => Value::from(self.truth(place)?),
+            Self::Item(of, key) => owned(of.value(place)?.get_item(&*key.value(place)?).ok()?),
+            Self::Length(of) => owned(Value::from(of.value(place)?.len()?)),
+            Self::Is(..) | Self::Not(_) | Self::Compare(..) => owned(Value::from(self.truth(place)?)),
             Self::And(a, b) => match a.value(place)? {
-                a if a.is_true() => b.value(place)?,
-                a => a,
+                a if a.is_true() => b.value(place),
+                a => Some(a),
             },
             Self::Or(a, b) => match a.value(place)? {
-                a if a.is_true() => a,
-                _ => b.value(place)?,
+                a if a.is_true() => Some(a),
+                _ => b.value(place),
             },
             Self::Add(a, b) => {
-                Value::from(integer(&a.value(place)?)?.checked_add(integer(&b.value(place)?)?)?)
+                let (a, b) = (integer(&*a.value(place)?)?, integer(&*b.value(place)?)?);
+                owned(Value::from(a.checked_add(b)?))
             }
             Self::Subtract(a, b) => {
-                Value::from(integer(&a.value(place)?)?.checked_sub(integer(&b.value(place)?)?)?)
+                let (a, b) = (integer(&*a.value(place)?)?, integer(&*b.value(place)?)?);
+                owned(Value::from(a.checked_sub(b)?))
             }
-        })
+        }
     }
 
     /// Whether the value is true.
@@ -226,8 +225,18 @@ impl Term {
             Self::Not(of) => !of.truth(place)?,
             Self::And(a, b) => a.truth(place)? && b.truth(place)?,
             Self::Or(a, b) => a.truth(place)? || b.truth(place)?,
+            Self::Is(of, kind) => {
+                let found = of.value(place)?.kind();
+                match kind {
+                    Kind::Defined => found != ValueKind::Undefined,
+                    Kind::Undefined => found == ValueKind::Undefined,
+                    Kind::None => found == ValueKind::None,
+                    Kind::Text => found == ValueKind::String,
+                }
+            }
             Self::Compare(a, comparison, b) => {
                 let (a, b) = (a.value(place)?, b.value(place)?);
+                let (a, b) = (&*a, &*b);
                 match comparison {
                     Comparison::Equal => a == b,
                     Comparison::Unequal => a != b,
@@ -237,6 +246,8 @@ impl Term {
                     Comparison::GreaterOrEqual => a >= b,
                 }
             }
+            Self::Loop(LoopField::First) => place.index == 0,
+            Self::Loop(LoopField::Last) => place.is_last(),
             of => of.value(place)?.is_true(),
         })
     }
