@@ -10,10 +10,11 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use support::haproxy::{RUNTIME_SOCKET, for_each_binary};
 use support::http::{self, Connection};
 use support::load::{Load, Outcome};
+use support::publisher::Everywhere;
 use support::road::{AgentProcess, POOL, Road, Setup, replica_args};
 use support::{eventually, held_by};
 
@@ -270,6 +271,9 @@ struct FakeRuntimeSocket {
 
 const SERVERS: u32 = 20;
 
+/// What each of their engines holds.
+const BLOCKS: u32 = 1000;
+
 impl FakeRuntimeSocket {
     /// All servers have the same port.
     fn start(path: &Path, port: u16) -> Self {
@@ -308,24 +312,25 @@ fn answer(generation: u32, port: u16) -> String {
 #[test]
 fn a_thousand_moves_leave_threads_sockets_and_memory_as_they_were() {
     let directory = tempfile::tempdir().expect("a directory");
-    // One engine that answers at every address of 127.0.0.0/8.
+    // One engine that answers and publishes at every address of 127.0.0.0/8.
     let listener = TcpListener::bind("0.0.0.0:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let events = support::free_port();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&asked);
+    let blocks: Vec<u32> = (0..BLOCKS).collect();
+    let tokens: Vec<u32> = (0..16 * BLOCKS).collect();
+    let publisher =
+        Everywhere::start(&json!([{ "type": "BlockStored", "block_hashes": blocks, "token_ids": tokens,
+        "parent_block_hash": null, "block_size": 16 }]));
+    let (events, replay) = (publisher.events_port, publisher.replay_port);
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let counted = Arc::clone(&counted);
             std::thread::spawn(move || {
                 let mut connection = Connection::over(stream);
                 while let Some(request) = connection.read() {
                     let sources = request.start.contains("/kv_event_sources");
                     let page = json!({ "0": { "enable_kv_cache_events": true, "endpoint": format!("tcp://*:{events}"),
-                        "replay_endpoint": format!("tcp://*:{}", events + 1) } });
+                        "replay_endpoint": format!("tcp://*:{replay}") } });
                     let body = if sources { page.to_string() } else { "{}".to_owned() };
                     connection.send(&support::origin::response(&body));
-                    counted.fetch_add(usize::from(sources), Ordering::SeqCst);
                 }
             });
         }
@@ -335,16 +340,19 @@ fn a_thousand_moves_leave_threads_sockets_and_memory_as_they_were() {
         directory.path(),
         &format!("haproxy.poll = \"100ms\"\n[[pool]]\nbackend = \"{POOL}\"\n"),
     );
-    let ranks = || agent.ranks().iter().filter(|rank| rank["state"] != "no_events").count();
+    let exact = || agent.ranks().iter().filter(|rank| rank["state"] == "exact").count();
     let move_all = |times: usize| {
         for _ in 0..times {
-            let before = asked.load(Ordering::SeqCst);
+            let before = publisher.followed.load(Ordering::SeqCst);
             haproxy.move_all();
-            eventually("all have been asked anew", || {
-                (asked.load(Ordering::SeqCst) >= before + SERVERS as usize).then_some(())
+            eventually("all are followed anew, from the start", || {
+                (publisher.followed.load(Ordering::SeqCst) >= before + SERVERS as usize).then_some(())
             });
         }
-        eventually("all are there", || (ranks() == SERVERS as usize).then_some(()));
+        eventually("all are there, with what they hold", || {
+            let held = agent.metric_with("kvspoa_index_blocks", "tier=\"gpu\"");
+            (exact() == SERVERS as usize && held == f64::from(SERVERS * BLOCKS)).then_some(())
+        });
     };
     move_all(10);
     let (threads, files, memory) = held_by(agent.pid());
