@@ -333,15 +333,18 @@ impl RefMap {
         &self.shards[at]
     }
 
-    /// Takes a sub-table apart from its end, so many buckets at most, and visits the values. From the first time on, only
-    /// more of it may follow. Returns the number of values.
-    pub(super) fn drain(&mut self, at: usize, buckets: usize, mut visit: impl FnMut(u32)) -> usize {
+    /// Takes a sub-table apart from its end, so many buckets at most, and visits the values, each with how often it counts:
+    /// once, or not at all if it was removed long ago or is 0. No branch decides that, as the processor cannot guess how
+    /// many of a bucket's places are in use. From the first time on, only more of it may follow. Returns the number of values
+    /// that counted.
+    pub(super) fn drain(&mut self, at: usize, buckets: usize, mut visit: impl FnMut(u32, u32)) -> usize {
         let shard = &mut self.shards[at];
         let left = shard.buckets.len().saturating_sub(buckets);
         let mut count = 0;
         for bucket in &shard.buckets[left..] {
-            count += bucket.len();
-            bucket.values.iter().take(bucket.len()).for_each(|value| visit(*value));
+            let len = bucket.len();
+            count += len;
+            bucket.values.iter().enumerate().for_each(|(slot, value)| visit(*value, u32::from(slot < len)));
         }
         shard.buckets.truncate(left);
         shard.len -= count;

@@ -367,6 +367,12 @@ impl Runs {
         true
     }
 
+    /// Brings near what changes of these runs will need, all of it at once (see `RefMap::touch`).
+    pub(super) fn touch(&self, runs: impl Iterator<Item = RunId>) {
+        let seen = runs.fold(0, |seen, run| seen ^ self.heads[run].entries ^ self.bodies[run].children);
+        std::hint::black_box(seen);
+    }
+
     /// Takes all lanes of a slot away.
     pub(super) fn release_slot(&mut self, run: RunId, slot: u16) {
         let head = &mut self.heads[run];

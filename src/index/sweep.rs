@@ -7,12 +7,14 @@ use super::Index;
 use super::map::SHARDS;
 use super::runs::{BlockRef, RunId, Runs};
 use super::slot::Slot;
+use smallvec::SmallVec;
+use std::mem;
 
 /// Blocks after which a slice of counting ends.
-const SLICE_BLOCKS: usize = 2048;
+const SLICE_BLOCKS: usize = 4096;
 
 /// Buckets of an engine map that are counted at a time.
-const SLICE_BUCKETS: usize = 512;
+const SLICE_BUCKETS: usize = 1024;
 
 /// Runs that one slice deals with.
 const SLICE_RUNS: usize = 128;
@@ -57,7 +59,7 @@ impl Sweep {
         }
         slot.vouched.clear();
         while blocks < SLICE_BLOCKS && self.shard < SHARDS {
-            let visit = |value| counts[BlockRef(value).run() as usize] += 1;
+            let visit = |value, times| counts[BlockRef(value).run() as usize] += times;
             blocks += slot.engine.drain(self.shard, SLICE_BUCKETS, visit);
             if slot.engine.is_drained(self.shard) {
                 slot.drop_part(self.shard);
@@ -69,20 +71,21 @@ impl Sweep {
 
     /// Forgets the blocks of a slice of runs; returns their number, which may be 0 before the end.
     fn forget(&mut self, runs: &mut Runs) -> usize {
-        let (mut blocks, mut left) = (0, SLICE_RUNS);
         let end = self.counts.len().min(self.next_run + SLICE_PLACES);
-        while left > 0 && self.next_run < end {
-            let count = std::mem::take(&mut self.counts[self.next_run]);
+        let mut held: SmallVec<[(RunId, u32); SLICE_RUNS]> = SmallVec::new();
+        while held.len() < SLICE_RUNS && self.next_run < end {
+            let count = mem::take(&mut self.counts[self.next_run]);
             if count > 0 {
-                let run = self.next_run as RunId;
-                runs.release_slot(run, self.slot);
-                runs.forget(run, count);
-                blocks += count as usize;
-                left -= 1;
+                held.push((self.next_run as RunId, count));
             }
             self.next_run += 1;
         }
-        blocks
+        runs.touch(held.iter().map(|(run, _)| *run));
+        for (run, count) in &held {
+            runs.release_slot(*run, self.slot);
+            runs.forget(*run, *count);
+        }
+        held.iter().map(|(_, count)| *count as usize).sum()
     }
 
     fn is_done(&self) -> bool {
