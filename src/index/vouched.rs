@@ -3,7 +3,7 @@
 //! An engine computes a block only where it has all blocks before it, and of one prompt gives up the last ones first. So
 //! where a store stands behind a block that nothing told of, and its place in a prompt is known all the same
 //! ([`Index::adopt`]), that block is held, and all before it are. Of these no removal will ever tell, as their names are not
-//! known: they stand and fall with the block that vouches for them.
+//! known: they stand and fall with the blocks that vouch for them.
 
 use super::Index;
 use super::apply::Change;
@@ -13,23 +13,33 @@ use super::slot::Slot;
 use crate::events::KvEvent;
 use crate::units::{EngineHash, RankId, SequenceHash, Tier};
 use hashbrown::HashMap;
+use smallvec::SmallVec;
 use std::mem;
 
 /// Nameless blocks of one rank at most: some lost steps of a large engine. Where there would be more, none are held.
 const MAX_BLOCKS: usize = 8_192;
 
+/// Pairs of such a block and one that vouches for it, at most: one block may have many branches behind it.
+const MAX_PAIRS: usize = 2 * MAX_BLOCKS;
+
 /// The blocks of one rank that have no name.
 #[derive(Debug, Default)]
 pub(super) struct Vouched {
+    /// A block that has got a name, or another voucher, may still be in a list.
     by_voucher: HashMap<EngineHash, Vec<BlockRef>>,
-    vouchers: HashMap<u32, EngineHash>,
+    /// A block is held as long as one of these is.
+    vouchers: HashMap<u32, SmallVec<[EngineHash; 1]>>,
+    /// The length of all lists together.
+    pairs: usize,
 }
 
 impl Vouched {
-    /// The cost of a block at its worst: an entry of a map, and a place in a list.
-    const BLOCK_BYTES: usize = 48;
+    /// The cost of a block at its worst: an entry of a map.
+    const BLOCK_BYTES: usize = 72;
     /// The same of a block that vouches.
     const VOUCHER_BYTES: usize = 96;
+    /// The same of both: a place in the lists of each.
+    const PAIR_BYTES: usize = 32;
 
     pub(super) fn is_empty(&self) -> bool {
         self.by_voucher.is_empty()
@@ -40,7 +50,9 @@ impl Vouched {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.vouchers.len() * Self::BLOCK_BYTES + self.by_voucher.len() * Self::VOUCHER_BYTES
+        self.vouchers.len() * Self::BLOCK_BYTES
+            + self.by_voucher.len() * Self::VOUCHER_BYTES
+            + self.pairs * Self::PAIR_BYTES
     }
 
     pub(super) fn blocks(&self) -> impl Iterator<Item = BlockRef> {
@@ -51,13 +63,17 @@ impl Vouched {
         *self = Self::default();
     }
 
-    fn add(&mut self, voucher: EngineHash, blocks: Vec<BlockRef>) {
-        self.vouchers.extend(blocks.iter().map(|block| (block.0, voucher)));
-        self.by_voucher.insert(voucher, blocks);
+    fn add(&mut self, voucher: EngineHash, blocks: &[BlockRef]) {
+        for block in blocks {
+            self.vouchers.entry(block.0).or_default().push(voucher);
+        }
+        self.by_voucher.entry(voucher).or_default().extend_from_slice(blocks);
+        self.pairs += blocks.len();
     }
 
-    fn voucher(&self, block: BlockRef) -> Option<EngineHash> {
-        self.vouchers.get(&block.0).copied()
+    /// Who vouches for a block; nobody for one that has a name.
+    fn vouchers(&self, block: BlockRef) -> &[EngineHash] {
+        self.vouchers.get(&block.0).map_or(&[], |vouchers| vouchers.as_slice())
     }
 
     /// Takes a block out; whether it was one of these.
@@ -65,13 +81,21 @@ impl Vouched {
         self.vouchers.remove(&block.0).is_some()
     }
 
-    /// Takes out what a block vouches for.
+    /// A block vouches no more. Takes out those for which nobody else does.
     fn take_all(&mut self, voucher: EngineHash) -> Vec<BlockRef> {
         let mut blocks = self.by_voucher.remove(&voucher).unwrap_or_default();
-        blocks.retain(|block| self.vouchers.get(&block.0) == Some(&voucher));
-        for block in &blocks {
-            self.vouchers.remove(&block.0);
-        }
+        self.pairs -= blocks.len();
+        blocks.retain(|block| {
+            let Some(vouchers) = self.vouchers.get_mut(&block.0) else { return false };
+            let before = vouchers.len();
+            vouchers.retain(|other| *other != voucher);
+            // What is not its own any more is not its to end.
+            let is_last = vouchers.is_empty() && vouchers.len() < before;
+            if is_last {
+                self.vouchers.remove(&block.0);
+            }
+            is_last
+        });
         blocks
     }
 }
@@ -134,17 +158,21 @@ impl Change<'_> {
         let before = placed.iter().flat_map(|span| span.blocks()).filter(|block| *block != last);
         let (missed, held): (Vec<BlockRef>, Vec<BlockRef>) =
             before.partition(|block| !self.runs.holds(*block, lane));
-        // The first named block behind them vouches: it stays longest.
+        // Of two on one way the first named block behind them stays longest. On another way any may.
         let is_before = |voucher: EngineHash| {
             self.block(voucher).is_some_and(|block| {
                 chain.get(self.runs.position(block) as usize) == Some(&self.runs.hash(block))
             })
         };
-        let handed_over = held
-            .into_iter()
-            .filter(|block| self.slot.vouched.voucher(*block).is_some_and(|voucher| !is_before(voucher)));
-        let mut nameless: Vec<BlockRef> = handed_over.collect();
-        if self.slot.vouched.len() + missed.len() <= MAX_BLOCKS {
+        let needs_one_more = |block: &BlockRef| {
+            let vouchers = self.slot.vouched.vouchers(*block);
+            !vouchers.is_empty() && !vouchers.iter().any(|voucher| is_before(*voucher))
+        };
+        let mut nameless: Vec<BlockRef> = held.into_iter().filter(needs_one_more).collect();
+        let vouched = &self.slot.vouched;
+        if vouched.pairs + nameless.len() + missed.len() > MAX_PAIRS {
+            nameless.clear();
+        } else if vouched.len() + missed.len() <= MAX_BLOCKS {
             for block in &missed {
                 self.runs.refer(block.run(), 1);
                 self.runs.hold(Span::of(*block), lane, self.now);
@@ -154,7 +182,7 @@ impl Change<'_> {
             nameless.extend(missed);
         }
         if !nameless.is_empty() {
-            self.slot.vouched.add(name, nameless);
+            self.slot.vouched.add(name, &nameless);
         }
         self.release_all_behind(name);
     }
@@ -316,6 +344,22 @@ mod tests {
         assert_eq!(scene.known(&PROMPT), 2);
         scene.remove(&[2].map(|len| name(&PROMPT[..len])));
         assert_eq!(scene.known(&PROMPT), 1);
+    }
+
+    #[test]
+    fn it_is_held_while_one_of_those_behind_it_is() {
+        let mut scene = Scene::new();
+        let other = [1, 9, 9];
+        for prompt in [&PROMPT[..3], &other] {
+            scene.store(prompt, 0..2, false);
+            scene.store(prompt, 2..3, true);
+        }
+        let remove = |scene: &mut Scene, prompt: &[u8]| scene.remove(&[3, 2].map(|len| name(&prompt[..len])));
+        remove(&mut scene, &other);
+        assert_eq!((scene.known(&other), scene.known(&PROMPT)), (1, 3));
+        remove(&mut scene, &PROMPT);
+        assert_eq!((scene.known(&other), scene.known(&PROMPT)), (0, 0));
+        assert_eq!(scene.index.rank_stats(RANK).expect("a rank").vouched, 0);
     }
 
     #[test]
