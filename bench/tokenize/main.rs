@@ -133,36 +133,40 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
     let mut allocated = [0; 4];
     let mut texts = Vec::new();
     let (mut tokens, mut body_bytes, mut known_bytes) = (0, 0, 0);
-    for round in 0..ROUNDS {
-        let turn = |session: &str, back: usize| {
-            let session = format!("{session} {round} of {}", shape.bytes);
-            let turns = conversation(text, &session, shape.bytes, shape.turn_bytes, round * 7919);
-            json!({ "model": "m", "messages": turns[..turns.len() - 2 * back], "stream": true })
-                .to_string()
-                .into_bytes()
-        };
-        let (before, body) = (turn("a", 1), turn("a", 0));
+    let turn = |round: usize, session: &str, back: usize| {
+        let session = format!("{session} {round} of {}", shape.bytes);
+        let turns = conversation(text, &session, shape.bytes, shape.turn_bytes, round * 7919);
+        json!({ "model": "m", "messages": turns[..turns.len() - 2 * back], "stream": true })
+            .to_string()
+            .into_bytes()
+    };
+    // An agent does nothing else between two requests: the bodies are made before.
+    let rounds: Vec<_> = (0..ROUNDS)
+        .map(|round| {
+            [("a", 1), ("a", 0), ("b", 0), ("c", 1), ("c", 0)].map(|(name, back)| turn(round, name, back))
+        })
+        .collect();
+    for (round, [before, body, new, before_stages, body_stages]) in rounds.iter().enumerate() {
         (body_bytes, known_bytes) = (body.len(), before.len());
-        path(model, key, &before);
-        tokens = warm.of(|| path(model, key, &body));
-        repeat.of(|| path(model, key, &body));
-        let body = turn("b", 0);
-        cold.of(|| path(model, key, &body));
+        path(model, key, before);
+        tokens = warm.of(|| path(model, key, body));
+        repeat.of(|| path(model, key, body));
+        cold.of(|| path(model, key, new));
 
-        let (before, body) = (turn("c", 1), turn("c", 0));
-        path(model, key, &before);
+        let body = body_stages;
+        path(model, key, before_stages);
         let [read, render, tokenize, hash] = &mut stages;
-        let ask = read.of(|| model.read(ENDPOINT, &body).expect("a body"));
+        let ask = read.of(|| model.read(ENDPOINT, body).expect("a body"));
         let PromptInput::Chat(chat) = ask.prompt else { unreachable!("the endpoint's shape") };
         let rendered = render.of(|| model.render(&chat).expect("a text"));
         let ids = tokenize.of(|| model.tokenize_text(&rendered).expect("ids"));
         hash.of(|| black_box(key.sequence(key.plain_root(), &ids, BLOCK_TOKENS)));
 
         if round + 1 == ROUNDS {
-            let new = turn("d", 0);
+            let new = turn(round, "d", 0);
             let read_new = ALLOCATED.by(|| model.read(ENDPOINT, &new).expect("a body"));
-            let read_known = ALLOCATED.by(|| model.read(ENDPOINT, &body).expect("a body"));
-            let ask = model.read(ENDPOINT, &body).expect("a body");
+            let read_known = ALLOCATED.by(|| model.read(ENDPOINT, body).expect("a body"));
+            let ask = model.read(ENDPOINT, body).expect("a body");
             // The text's memory is used again from the second time on.
             model.tokens(&ask, &|| false).expect("ids");
             let both = ALLOCATED.by(|| model.tokens(&ask, &|| false).expect("ids"));
