@@ -10,7 +10,8 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Places in prompts that are tried for the orphans of one batch: some ten microseconds.
+/// Places in prompts that are tried for the orphans of one batch, a chained hash each: those of four prompts of 128,000 tokens in
+/// blocks of 16.
 const TRIES: usize = 1 << 15;
 
 /// A store behind an unknown block.

@@ -90,6 +90,14 @@ impl Scene {
         self.pool.lookup(&[prompt], prompt_tokens, Instant::now())
     }
 
+    /// Books [`PROMPT`].
+    fn book(&self, id: RequestId) {
+        let tokens = PROMPT.map(TokenId);
+        let found = self.look_up(&tokens, self.key.plain_root());
+        let ask = Ask { id, prompt: found.prompt, session: None };
+        assert!(self.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
+    }
+
     fn fault(&self) -> Option<FeedFault> {
         self.pool.caches.read().feeds[0].fault()
     }
@@ -274,10 +282,7 @@ fn what_is_stored_behind_a_booked_prompt_is_its_answer() {
     let mut scene = Scene::with(SchedulerConfig { follow_answers: true, ..SchedulerConfig::default() });
     scene.state(FeedState::Exact);
     scene.apply(json!([stored(90, 4, &[9, 9, 9, 9])]));
-    let tokens = PROMPT.map(TokenId);
-    let found = scene.look_up(&tokens, scene.key.plain_root());
-    let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
-    assert!(scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
+    scene.book(RequestId(1));
     let load = |scene: &Scene| scene.pool.scheduler.lock().loads().next().expect("a rank").1;
     let behind = |parent: u64, name: u64, tokens: &[u32]| {
         with(stored(name, 4, tokens), &json!({ "parent_block_hash": parent }))
@@ -295,10 +300,7 @@ fn behind_missed_stores_a_booked_prompt_goes_on_and_so_does_its_answer() {
     let mut scene = Scene::with(SchedulerConfig { follow_answers: true, ..SchedulerConfig::default() });
     scene.state(FeedState::Exact);
     scene.apply(json!([stored(90, 1, &[9])]));
-    let tokens = PROMPT.map(TokenId);
-    let found = scene.look_up(&tokens, scene.key.plain_root());
-    let ask = Ask { id: RequestId(1), prompt: found.prompt, session: None };
-    assert!(scene.pool.scheduler.lock().book(&ask, &found.candidates, Instant::now()).booked);
+    scene.book(RequestId(1));
     let load = |scene: &Scene| scene.pool.scheduler.lock().loads().next().expect("a rank").1;
     let behind = |parent: u64, name: u64, tokens: &[u32]| {
         with(stored(name, 1, tokens), &json!({ "parent_block_hash": parent }))

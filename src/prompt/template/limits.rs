@@ -136,18 +136,6 @@ impl<'a> Found<'_, 'a> {
             _ => Added::Anything,
         }
     }
-
-    /// Takes note of a target that is not set to one expression.
-    fn bind(&mut self, target: &Expr<'a>) {
-        match target {
-            Expr::Var(var) => {
-                self.bound.insert(var.id);
-            }
-            Expr::List(list) => list.items.iter().for_each(|item| self.bind(item)),
-            Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.bind(item)),
-            _ => {}
-        }
-    }
 }
 
 impl<'t, 'a> Visitor<'t, 'a> for Found<'t, 'a> {
@@ -155,12 +143,14 @@ impl<'t, 'a> Visitor<'t, 'a> for Found<'t, 'a> {
         match statement {
             Stmt::Set(set) => match variable(&set.target) {
                 Some(target) => self.assignments.push((target, &set.expr)),
-                None => self.bind(&set.target),
+                None => walk::bind(&set.target, &mut self.bound),
             },
-            Stmt::SetBlock(set) => self.bind(&set.target),
-            Stmt::ForLoop(each) => self.bind(&each.target),
-            Stmt::WithBlock(with) => with.assignments.iter().for_each(|(target, _)| self.bind(target)),
-            Stmt::Macro(each) => each.args.iter().for_each(|arg| self.bind(arg)),
+            Stmt::SetBlock(set) => walk::bind(&set.target, &mut self.bound),
+            Stmt::ForLoop(each) => walk::bind(&each.target, &mut self.bound),
+            Stmt::WithBlock(with) => {
+                with.assignments.iter().for_each(|(target, _)| walk::bind(target, &mut self.bound))
+            }
+            Stmt::Macro(each) => each.args.iter().for_each(|arg| walk::bind(arg, &mut self.bound)),
             _ => {}
         }
     }

@@ -1,6 +1,7 @@
 //! Visits a template's syntax tree.
 
 use minijinja::machinery::ast::{CallArg, Expr, Stmt};
+use std::collections::HashSet;
 
 /// What is done at each node, before its children.
 pub(super) trait Visitor<'t, 'a> {
@@ -125,5 +126,15 @@ pub(super) fn variable<'a>(expression: &Expr<'a>) -> Option<&'a str> {
     match expression {
         Expr::Var(var) => Some(var.id),
         _ => None,
+    }
+}
+
+/// Takes note of the variables that a target sets.
+pub(super) fn bind<'a>(target: &Expr<'a>, bound: &mut HashSet<&'a str>) {
+    match target {
+        Expr::Var(var) => _ = bound.insert(var.id),
+        Expr::List(list) => list.items.iter().for_each(|item| bind(item, bound)),
+        Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| bind(item, bound)),
+        _ => {}
     }
 }

@@ -60,20 +60,20 @@ impl<'t, 'a> Visitor<'t, 'a> for Names<'a> {
     fn statement(&mut self, statement: &'t Stmt<'a>, in_macro: bool) {
         match statement {
             Stmt::Set(set) => {
-                self.bind(&set.target);
+                walk::bind(&set.target, &mut self.bound);
                 if let (Some(name), Some(from)) = (variable(&set.target), root(&set.expr)) {
                     self.assignments.push((name, from));
                 }
             }
-            Stmt::SetBlock(set) => self.bind(&set.target),
+            Stmt::SetBlock(set) => walk::bind(&set.target, &mut self.bound),
             Stmt::ForLoop(each) => {
-                self.bind(&each.target);
+                walk::bind(&each.target, &mut self.bound);
                 if !in_macro {
                     self.within(std::iter::once(&each.target), &each.body);
                 }
             }
             Stmt::WithBlock(with) => {
-                with.assignments.iter().for_each(|(target, _)| self.bind(target));
+                with.assignments.iter().for_each(|(target, _)| walk::bind(target, &mut self.bound));
                 if !in_macro {
                     self.within(with.assignments.iter().map(|(target, _)| target), &with.body);
                 }
@@ -85,23 +85,12 @@ impl<'t, 'a> Visitor<'t, 'a> for Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    fn bind(&mut self, target: &Expr<'a>) {
-        match target {
-            Expr::Var(var) => {
-                self.bound.insert(var.id);
-            }
-            Expr::List(list) => list.items.iter().for_each(|item| self.bind(item)),
-            Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.bind(item)),
-            _ => {}
-        }
-    }
-
     fn within<'t>(&mut self, targets: impl Iterator<Item = &'t Expr<'a>>, body: &'t [Stmt<'a>])
     where
         'a: 't,
     {
         let mut names = Names::default();
-        targets.for_each(|target| names.bind(target));
+        targets.for_each(|target| walk::bind(target, &mut names.bound));
         body.iter().for_each(|statement| walk::statement(statement, true, &mut names));
         self.bound_within.extend(names.bound);
     }
