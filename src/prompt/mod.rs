@@ -228,7 +228,7 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
-        Ok(self.rendered(conversation)?.text)
+        Ok(self.rendered(conversation)?.into_text())
     }
 
     fn rendered(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
@@ -275,7 +275,7 @@ impl Model {
                 let rendering = started.elapsed();
                 let encoded =
                     self.tokenizer.encode_rendered(&rendered, conversation.add_special_tokens, time_is_up)?;
-                template::recycle(rendered.text);
+                rendered.recycle();
                 encoded.rendered_in(rendering)
             }
             PromptInput::Harmony(harmony) => {

@@ -4,7 +4,7 @@
 //! thought before the user's last message). So the conversation is rendered with several ends, and only what all of
 //! these texts start with counts.
 
-use super::Templates;
+use super::{Rendered, Templates};
 use crate::{
     prompt::error::PromptError,
     request::conversation::{Conversation, Cut, Message, Part},
@@ -41,7 +41,7 @@ impl Templates {
                 *text = format!("{text}{end}").into();
             }
             continued.messages.extend(next.iter().map(|role| Arc::new(Message::of_text(role, end))));
-            match self.render(&continued).map(|rendered| rendered.text) {
+            match self.render(&continued).map(Rendered::into_text) {
                 Ok(text) => {
                     rendered += 1;
                     match &mut known {

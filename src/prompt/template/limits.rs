@@ -193,7 +193,7 @@ pub(super) fn printed_unlike_python(value: &Value, text: &str) -> bool {
 }
 
 /// Python writes some floats with an exponent, and inside of containers it escapes more characters.
-fn written_unlike_python(value: &Value) -> bool {
+pub(super) fn written_unlike_python(value: &Value) -> bool {
     let text_differs = |text: &str| {
         !text.is_ascii() && format!("{:?}", minijinja::Value::from(text)) != python::repr_of_text(text)
     };

@@ -11,6 +11,7 @@ mod environment;
 mod known;
 mod limits;
 mod python;
+mod rendered;
 mod requested;
 mod shape;
 mod strings;
@@ -19,6 +20,7 @@ pub(in crate::prompt) mod values;
 mod walk;
 
 pub(super) use known::Text as KnownText;
+pub(super) use rendered::Rendered;
 pub use shape::ContentFormat;
 
 use super::error::PromptError;
@@ -32,8 +34,8 @@ use known::{Known, Sites};
 use limits::{Added, Limits};
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
+use rendered::Bounded;
 use requested::Requested;
-use std::cell::Cell;
 use std::error::Error as _;
 use std::sync::Arc;
 
@@ -81,7 +83,7 @@ impl Templates {
     ) -> Result<Self, Error> {
         let mut templates = Self::compile_alone(sources, options, known_bytes)?;
         templates.anthropic.disabled_effort = anthropic::disabled_effort(|conversation| {
-            templates.render(conversation).ok().map(|rendered| rendered.text)
+            templates.render(conversation).ok().map(Rendered::into_text)
         });
         Ok(templates)
     }
@@ -185,24 +187,27 @@ impl Templates {
             prepared.iter().map(|message| message.value(self.options.compat)).collect();
         let context = self.context(conversation, Value::from(messages), tools);
 
-        let limit_bytes = self.options.max_rendered_bytes;
-        let mut output = Bounded { text: SPARE.take(), known: Vec::new(), limit_bytes };
+        let mut output = Bounded::new(self.options.max_rendered_bytes);
         let marked_safe = self
             .environment
             .get_template(template.name)
             .and_then(|compiled| compiled.render_captured_to(context, &mut output))
             .map(|captured| environment::marked_safe(captured.state()))
             .map_err(|error| failure(&error))?;
-        let text = String::from_utf8(output.text).map_err(|_| PromptError::TooLarge)?;
-        if (marked_safe && self.escapes(template.limits.added_to_safe_text, conversation))
-            || template.limits.concatenates
-                && self.values(conversation).any(|value| limits::printed_unlike_python(value, &text))
-        {
+        if marked_safe && self.escapes(template.limits.added_to_safe_text, conversation) {
             return Err(PromptError::UnlikePython);
         }
+        let mut rendered = output.finish();
+        if template.limits.concatenates && self.values(conversation).any(limits::written_unlike_python) {
+            let text = rendered.into_text();
+            if self.values(conversation).any(|value| limits::printed_unlike_python(value, &text)) {
+                return Err(PromptError::UnlikePython);
+            }
+            rendered = text.into();
+        }
         match continued {
-            Some(message) => cut_at_mark(text, &message).map(Rendered::from),
-            None => Ok(Rendered { text, known: output.known }),
+            Some(message) => cut_at_mark(rendered.into_text(), &message).map(Rendered::from),
+            None => Ok(rendered),
         }
     }
 
@@ -356,61 +361,6 @@ fn without_generation_tags(source: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-thread_local! {
-    /// Memory of an earlier text of this thread: a fresh one costs more than to write it.
-    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// The longest text whose memory is kept: of prompts that fill the largest context of today.
-const SPARE_BYTES: usize = 4 << 20;
-
-/// Takes back the memory of a text that is used up.
-pub(super) fn recycle(text: String) {
-    let mut text = text.into_bytes();
-    if text.capacity() <= SPARE_BYTES {
-        text.clear();
-        SPARE.set(text);
-    }
-}
-
-/// What a template made of a conversation.
-#[derive(Debug)]
-pub(super) struct Rendered {
-    pub(super) text: String,
-    /// The places, in bytes, where texts of messages stand that are kept; one behind the other.
-    pub(super) known: Vec<(usize, Arc<KnownText>)>,
-}
-
-impl From<String> for Rendered {
-    fn from(text: String) -> Self {
-        Self { text, known: Vec::new() }
-    }
-}
-
-/// Output that stops the template at its limit.
-struct Bounded {
-    text: Vec<u8>,
-    known: Vec<(usize, Arc<KnownText>)>,
-    limit_bytes: usize,
-}
-
-impl std::io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.text.len() + bytes.len() > self.limit_bytes {
-            return Err(std::io::ErrorKind::StorageFull.into());
-        }
-        if let Some(text) = known::being_written(bytes) {
-            self.known.push((self.text.len(), text));
-        }
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Keeps of a template's error what cannot hold a piece of the prompt.

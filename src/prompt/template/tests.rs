@@ -18,7 +18,7 @@ pub(super) fn templates(source: &str) -> Templates {
 }
 
 fn text(templates: &Templates, body: &str) -> Result<String, PromptError> {
-    templates.render(&conversation(body)).map(|rendered| rendered.text)
+    templates.render(&conversation(body)).map(Rendered::into_text)
 }
 
 fn render_body(source: &str, body: &str) -> Result<String, PromptError> {

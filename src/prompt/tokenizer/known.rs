@@ -33,21 +33,31 @@ impl Tokenizer {
         add_special_tokens: bool,
         time_is_up: TimeIsUp<'_>,
     ) -> Result<Encoded, PromptError> {
-        let text = rendered.text.as_str();
-        self.encode_within(text, add_special_tokens, |ids, work| {
-            let mut done = 0;
-            for (start, known) in &rendered.known {
-                let Some(part) = self.part_of(known) else { continue };
-                let (from, to) = (start + part.start, start + part.end);
-                let (Some(before), Some(own)) = (text.get(done..from), text.get(from..to)) else { continue };
-                if !self.encode_text(before, ids, work, time_is_up)?
-                    || !self.encode_known(known, part, own, ids, work, time_is_up)?
+        self.encode_within(rendered.text_bytes(), add_special_tokens, |ids, work| {
+            // What stands between two texts whose ids are known is tokenized as one.
+            let mut between = String::new();
+            for (new, known) in rendered.parts() {
+                if known.is_none() && between.is_empty() {
+                    return self.encode_text(new, ids, work, time_is_up);
+                }
+                between.push_str(new);
+                let Some(known) = known else { break };
+                let text = known.as_str();
+                // Where no part is certain, the whole text stands between.
+                let part = self.part_of(known).unwrap_or(text.len()..text.len());
+                between.push_str(text.get(..part.start).unwrap_or_default());
+                if part.is_empty() {
+                    continue;
+                }
+                if !self.encode_text(&between, ids, work, time_is_up)?
+                    || !self.encode_known(known, part.clone(), ids, work, time_is_up)?
                 {
                     return Ok(false);
                 }
-                done = to;
+                between.clear();
+                between.push_str(text.get(part.end..).unwrap_or_default());
             }
-            self.encode_text(text.get(done..).unwrap_or_default(), ids, work, time_is_up)
+            self.encode_text(&between, ids, work, time_is_up)
         })
     }
 
@@ -70,7 +80,6 @@ impl Tokenizer {
         &self,
         known: &KnownText,
         part: Range<usize>,
-        text: &str,
         ids: &mut Vec<TokenId>,
         work: &mut Work,
         time_is_up: TimeIsUp<'_>,
@@ -85,6 +94,7 @@ impl Tokenizer {
             return Ok(true);
         }
         let (start, pieces) = (ids.len(), work.pieces);
+        let text = known.as_str().get(part.clone()).unwrap_or_default();
         if !self.encode_text(text, ids, work, time_is_up)? {
             return Ok(false);
         }

@@ -98,7 +98,7 @@ impl Tokenizer {
         add_special_tokens: bool,
         time_is_up: TimeIsUp<'_>,
     ) -> Result<Encoded, PromptError> {
-        self.encode_within(text, add_special_tokens, |ids, work| {
+        self.encode_within(text.len(), add_special_tokens, |ids, work| {
             self.encode_text(text, ids, work, time_is_up)
         })
     }
@@ -106,19 +106,19 @@ impl Tokenizer {
     /// Puts the ids around a text that are to stand there; `encode` appends its own, and says whether these are all.
     fn encode_within(
         &self,
-        text: &str,
+        text_bytes: usize,
         add_special_tokens: bool,
         encode: impl FnOnce(&mut Vec<TokenId>, &mut Work) -> Result<bool, PromptError>,
     ) -> Result<Encoded, PromptError> {
         // Most tokens have three to five bytes.
-        let mut ids = Vec::with_capacity(text.len() / 3 + 8);
+        let mut ids = Vec::with_capacity(text_bytes / 3 + 8);
         let around = match &self.around {
             _ if !add_special_tokens => None,
             Some(around) => Some(around),
             None => return Err(PromptError::Tokenizer),
         };
         ids.extend(around.iter().flat_map(|(before, _)| before));
-        let mut work = Work { text_bytes: text.len(), ..Work::default() };
+        let mut work = Work { text_bytes, ..Work::default() };
         let is_whole = encode(&mut ids, &mut work)?;
         ids.extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
         Ok(Encoded { ids, is_whole, work })

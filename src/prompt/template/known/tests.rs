@@ -1,6 +1,6 @@
 use super::*;
 use crate::prompt::template::environment::syntax;
-use crate::prompt::template::tests::templates;
+use crate::prompt::template::{Rendered, tests::templates};
 use crate::recent::CacheStats;
 use crate::request::SeenMessages;
 use crate::request::body::{Endpoint, PromptInput, parse_seen};
@@ -30,7 +30,7 @@ fn body(contents: &[&str], fields: &str) -> String {
 /// The texts of some bodies, one after the other, and how many texts of messages were known.
 fn texts(source: &str, bodies: &[String]) -> (Vec<String>, u64) {
     let (templates, seen) = (templates(source), SeenMessages::new(1 << 20));
-    let text = |body: &String| templates.render(&conversation(body, &seen)).expect("a text").text;
+    let text = |body: &String| templates.render(&conversation(body, &seen)).expect("a text").into_text();
     (bodies.iter().map(text).collect(), templates.known_stats().hits)
 }
 
@@ -153,7 +153,7 @@ fn a_function_that_an_argument_hides_is_called_as_before() {
     let (templates, seen) = (templates(source), SeenMessages::new(1 << 20));
     let render = |fields: &str| {
         let conversation = conversation(&body(&["a", "b"], fields), &seen);
-        templates.render(&conversation).ok().map(|rendered| rendered.text)
+        templates.render(&conversation).ok().map(Rendered::into_text)
     };
     assert_eq!(render("").as_deref(), Some("aabb"));
     assert_eq!(render(r#", "chat_template_kwargs": {"range": 1}"#), None);
@@ -172,7 +172,7 @@ fn a_message_to_be_continued_is_not_known_by_its_text() {
 fn messages_that_nobody_else_has_are_not_kept() {
     let templates = templates("{% for m in messages %}{{ m.content }}{% endfor %}");
     let one = conversation(&body(&["a", "b"], ""), &SeenMessages::new(0));
-    assert_eq!(templates.render(&one).expect("a text").text, "ab");
+    assert_eq!(templates.render(&one).expect("a text").into_text(), "ab");
     assert_eq!(templates.known_stats(), CacheStats::default());
 }
 

@@ -1,0 +1,106 @@
+//! What a template wrote. Texts that were written before are not copied.
+
+use super::known::{self, Text};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+
+thread_local! {
+    /// Memory of an earlier text of this thread: a fresh one costs more than to write it.
+    static SPARE: Cell<String> = const { Cell::new(String::new()) };
+}
+
+/// The longest text whose memory is kept: of prompts that fill the largest context of today.
+const SPARE_BYTES: usize = 4 << 20;
+
+/// What a template made of a conversation: a text, of which parts were written before.
+#[derive(Debug)]
+pub(in crate::prompt) struct Rendered {
+    new: String,
+    /// The places in `new` where the other parts stand; one behind the other.
+    known: Vec<(usize, Arc<Text>)>,
+    text_bytes: usize,
+}
+
+impl Rendered {
+    /// The length of the whole text, in bytes.
+    pub(in crate::prompt) const fn text_bytes(&self) -> usize {
+        self.text_bytes
+    }
+
+    /// The text: what was written now, and the known text behind it, which only the last part has not.
+    pub(in crate::prompt) fn parts(&self) -> impl Iterator<Item = (&str, Option<&Arc<Text>>)> {
+        let known = self.known.iter().map(|(at, text)| (*at, Some(text)));
+        let mut start = 0;
+        known.chain([(self.new.len(), None)]).map(move |(end, text)| {
+            let new = self.new.get(start..end).unwrap_or_default();
+            start = end;
+            (new, text)
+        })
+    }
+
+    /// The whole text.
+    pub(in crate::prompt) fn into_text(self) -> String {
+        if self.known.is_empty() {
+            return self.new;
+        }
+        let mut whole = String::with_capacity(self.text_bytes);
+        for (new, known) in self.parts() {
+            whole.push_str(new);
+            whole.push_str(known.map_or("", |text| text.as_str()));
+        }
+        self.recycle();
+        whole
+    }
+
+    /// Takes back the memory of a text that is used up.
+    pub(in crate::prompt) fn recycle(self) {
+        let mut text = self.new;
+        if text.capacity() <= SPARE_BYTES {
+            text.clear();
+            SPARE.set(text);
+        }
+    }
+}
+
+impl From<String> for Rendered {
+    fn from(text: String) -> Self {
+        Self { text_bytes: text.len(), new: text, known: Vec::new() }
+    }
+}
+
+/// The output of a template, which is stopped at a limit.
+pub(super) struct Bounded {
+    rendered: Rendered,
+    limit_bytes: usize,
+}
+
+impl Bounded {
+    pub(super) fn new(limit_bytes: usize) -> Self {
+        Self { rendered: Rendered::from(SPARE.take()), limit_bytes }
+    }
+
+    pub(super) fn finish(self) -> Rendered {
+        self.rendered
+    }
+}
+
+impl io::Write for Bounded {
+    /// Takes a whole text: minijinja writes no others.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Rendered { new, known, text_bytes } = &mut self.rendered;
+        *text_bytes += bytes.len();
+        if *text_bytes > self.limit_bytes {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        match known::being_written(bytes) {
+            Some(text) => known.push((new.len(), text)),
+            None => new.push_str(std::str::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData)?),
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
