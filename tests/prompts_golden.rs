@@ -5,6 +5,8 @@
 
 #[path = "support/any_body.rs"]
 mod any_body;
+#[path = "support/requests.rs"]
+mod requests;
 
 use kvspoa::config::{Compat, Config, Overrides};
 use kvspoa::hash::HashKey;
@@ -168,6 +170,95 @@ fn qwen3_prompts_have_the_ids_that_vllm_made_and_what_it_refuses_is_routed_by_lo
         assert_eq!(refused.get(case), Some(&reason), "{case}");
     }
     assert_eq!(refused.len(), 17, "{refused:#?}");
+}
+
+/// The embedded tokenizer, which puts these tokens before and behind a text, and a vocabulary of 3,000 in the model.
+fn tiny_model(around: &Value) -> Model {
+    let mut tokenizer: Value =
+        serde_json::from_str(include_str!("../src/prompt/tiny/tokenizer.json")).expect("a tokenizer");
+    let ids: BTreeMap<String, Value> = tokenizer["added_tokens"]
+        .as_array()
+        .expect("tokens")
+        .iter()
+        .map(|token| (token["content"].as_str().expect("a token").to_owned(), token["id"].clone()))
+        .collect();
+    let names = |at: usize| around[at].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let special = |name: &str| json!({ "SpecialToken": { "id": name, "type_id": 0 } });
+    let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
+    let single: Vec<_> = names(0).map(special).chain([text("A")]).chain(names(1).map(special)).collect();
+    let tokens: serde_json::Map<_, _> = names(0)
+        .chain(names(1))
+        .map(|name| (name.to_owned(), json!({ "id": name, "ids": [ids[name]], "tokens": [name] })))
+        .collect();
+    if !tokens.is_empty() {
+        tokenizer["post_processor"] = json!({ "type": "TemplateProcessing", "single": single,
+            "pair": [text("A"), text("B")], "special_tokens": tokens });
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("tokenizer.json", &tokenizer.to_string());
+    write("config.json", r#"{"vocab_size": 3000}"#);
+    write("chat_template.jinja", include_str!("fixtures/templates/chatml.jinja"));
+    Model::load(dir.path()).expect("a model")
+}
+
+/// Truncation, lengths of answers, and token ids beyond the vocabulary, at every endpoint and at every edge.
+#[test]
+fn requests_that_touch_the_engines_limits_end_as_in_vllm() {
+    let fixture: Value = serde_json::from_str(include_str!("fixtures/requests.json")).expect("the fixture");
+    let context = usize::try_from(fixture["context"].as_u64().expect("a context")).expect("a number");
+    let mut ends = requests::Ends::default();
+    for (name, around) in fixture["around"].as_object().expect("models") {
+        let model = tiny_model(around);
+        for row in fixture["rows"].as_array().expect("rows") {
+            let outcome = row[2].get(name).unwrap_or(&row[2]);
+            let path = row[0].as_str().expect("a path");
+            ends.add(&model, context, (path, &row[1]), requests::theirs(outcome));
+        }
+    }
+    println!("equal {}, refused {}", ends.equal, ends.refused);
+    assert!(ends.wrong.is_empty(), "{}", ends.wrong.join("\n"));
+    println!("not known: {:#?}\naccepted: {:#?}", ends.not_known, ends.accepted);
+    assert!(ends.not_known.is_empty() && ends.accepted.is_empty());
+}
+
+/// The requests of scripts/request-matrix.
+#[test]
+fn requests_of_real_models_end_as_in_vllm_or_are_routed_by_load() {
+    let dir = fetched("KVSPOA_REQUESTS", "requests");
+    let mut compared = 0;
+    for name in ["qwen3", "llama3_1", "gemma3", "mistral_nemo", "deepseek_v3"] {
+        let Some(dir) = dir.as_deref().filter(|dir| dir.join(format!("{name}.json")).exists()) else {
+            continue;
+        };
+        let made = std::fs::read(dir.join(format!("{name}.json"))).expect("a file");
+        let made: Value = serde_json::from_slice(&made).expect("requests");
+        let context = usize::try_from(made["context"].as_u64().expect("a context")).expect("a number");
+        let model = Model::load(&dir.join("models").join(name)).expect("a model");
+        let mut ends = requests::Ends::default();
+        for row in made["rows"].as_array().expect("rows") {
+            let path = row[0].as_str().expect("a path");
+            ends.add(&model, context, (path, &row[1]), requests::theirs(&row[2]));
+        }
+        let not_known: BTreeMap<_, _> =
+            ends.not_known.iter().map(|(reason, bodies)| (reason, bodies.len())).collect();
+        println!(
+            "{name}: equal {}, refused {}, wrong {}, refused there alone {}, not known here {not_known:#?}",
+            ends.equal,
+            ends.refused,
+            ends.wrong.len(),
+            ends.accepted.len(),
+        );
+        if std::env::var_os("KVSPOA_REQUESTS_SHOW").is_some() {
+            println!("{:#?}\n{}", ends.not_known, ends.accepted.join("\n"));
+        }
+        assert!(ends.wrong.is_empty(), "{name}: {}", ends.wrong.join("\n"));
+        compared += ends.equal;
+    }
+    println!(
+        "{compared} requests end alike{}",
+        if compared == 0 { ": run scripts/request-matrix" } else { "" }
+    );
 }
 
 /// The clock of scripts/template_matrix.py: 2026-03-05 14:07:09.

@@ -24,9 +24,10 @@ pub use tokenizer::{TimeIsUp, Tokenize, Work};
 
 pub use crate::recent::CacheStats;
 use crate::request::SeenMessages;
-use crate::request::body::{self, Ask, BodyError, Endpoint, Keep, PromptInput};
+use crate::request::body::{self, Ask, BodyError, Endpoint, PromptInput};
 use crate::request::conversation::{Conversation, Cut};
 use crate::request::harmony::{self as harmony_request, Harmony};
+use crate::request::limits::{Keep, Truncation};
 use crate::units::TokenId;
 use files::NativeRenderer;
 use std::path::Path;
@@ -256,7 +257,7 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn tokenize(&self, prompt: &PromptInput) -> Result<Vec<TokenId>, PromptError> {
-        self.tokenize_all(prompt, &|| false).map(|prompt| prompt.ids)
+        self.tokenize_all(prompt, None, &|| false).map(|prompt| prompt.ids)
     }
 
     /// The token ids of a text as it is.
@@ -267,8 +268,13 @@ impl Model {
         self.tokenizer.encode_until(text, false, &|| false).map(|encoded| encoded.ids)
     }
 
-    fn tokenize_all(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
-        let encoded = match prompt {
+    fn tokenize_all(
+        &self,
+        prompt: &PromptInput,
+        truncation: Option<Truncation>,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<Tokens, PromptError> {
+        let Encoded { mut ids, is_whole, work } = match prompt {
             PromptInput::Chat(conversation) => {
                 let started = Instant::now();
                 let rendered = self.rendered(conversation)?;
@@ -290,13 +296,12 @@ impl Model {
                 self.tokenizer.encode_until(text, *add_special_tokens, time_is_up)?
             }
             PromptInput::Tokens(tokens) => {
-                self.check_ids(tokens)?;
                 Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
             }
             PromptInput::Several(prompts) => {
                 let none = Tokens { is_whole: true, ..Tokens::default() };
                 return prompts.iter().try_fold(none, |all, prompt| {
-                    let one = self.tokenize_all(prompt, time_is_up)?;
+                    let one = self.tokenize_all(prompt, truncation, time_is_up)?;
                     Ok(Tokens {
                         total: all.total + one.total,
                         is_whole: all.is_whole && one.is_whole,
@@ -306,7 +311,13 @@ impl Model {
                 });
             }
         };
-        let Encoded { ids, is_whole, work } = encoded;
+        if let Some(truncation) = truncation {
+            self.truncate(prompt, &mut ids, is_whole, truncation)?;
+        }
+        if matches!(prompt, PromptInput::Tokens(_)) {
+            // Of those that it drops the engine takes any.
+            self.check_ids(&ids)?;
+        }
         match (ids.is_empty(), is_whole) {
             (true, true) => Err(PromptError::Empty),
             (true, false) => Err(PromptError::Late),
@@ -326,29 +337,44 @@ impl Model {
         {
             return Err(PromptError::ToolsRefused);
         }
-        let mut tokens = if ask.is_whole {
-            self.tokenize_all(&ask.prompt, time_is_up)?
+        let truncation = ask.limits.truncation;
+        let tokens = if ask.is_whole {
+            self.tokenize_all(&ask.prompt, truncation, time_is_up)?
         } else {
-            self.beginning(&ask.prompt, time_is_up)?
+            self.beginning(&ask.prompt, truncation, time_is_up)?
         };
-        if let Some(truncation) = &ask.truncation {
-            if !tokens.is_whole && truncation.keep == Keep::Last {
-                return Err(PromptError::NothingKnown);
-            }
-            let before = tokens.ids.len();
-            if !truncation.apply(&mut tokens.ids) {
-                return Err(PromptError::UnknownContext);
-            }
-            // Of several prompts the others are not kept, so their sum stays an upper bound.
-            tokens.total -= before - tokens.ids.len();
-        }
-        if ask.exceeds_context(tokens.ids.len()) {
+        if !ask.limits.allow(tokens.ids.len()) {
             return Err(PromptError::BeyondContext);
         }
         Ok(tokens)
     }
 
-    fn beginning(&self, prompt: &PromptInput, time_is_up: TimeIsUp<'_>) -> Result<Tokens, PromptError> {
+    /// Drops the ids of one prompt that the engine drops.
+    fn truncate(
+        &self,
+        prompt: &PromptInput,
+        ids: &mut Vec<TokenId>,
+        is_whole: bool,
+        truncation: Truncation,
+    ) -> Result<(), PromptError> {
+        if !is_whole && truncation.keep != Keep::First {
+            return Err(PromptError::NothingKnown);
+        }
+        let has_own = match prompt {
+            PromptInput::Chat(conversation) => conversation.add_special_tokens,
+            PromptInput::Text { add_special_tokens, .. } => *add_special_tokens,
+            _ => false,
+        };
+        let around = if has_own { self.tokenizer.around() } else { (0, 0) };
+        if truncation.apply(ids, around) { Ok(()) } else { Err(PromptError::UnknownContext) }
+    }
+
+    fn beginning(
+        &self,
+        prompt: &PromptInput,
+        truncation: Option<Truncation>,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<Tokens, PromptError> {
         if self.native.is_some() && matches!(prompt, PromptInput::Chat(_)) {
             let is_known = self.harmony.is_some();
             return Err(if is_known { PromptError::NothingKnown } else { PromptError::NativeRenderer });
@@ -372,7 +398,10 @@ impl Model {
             }
             PromptInput::Several(_) | PromptInput::Harmony(_) => return Err(PromptError::NothingKnown),
         };
-        let Encoded { ids, work, .. } = encoded;
+        let Encoded { mut ids, work, .. } = encoded;
+        if let Some(truncation) = truncation {
+            self.truncate(prompt, &mut ids, false, truncation)?;
+        }
         if ids.is_empty() {
             return Err(PromptError::NothingKnown);
         }

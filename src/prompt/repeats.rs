@@ -4,6 +4,7 @@ use super::Tokens;
 use crate::hash::MediaItem;
 use crate::recent::{CacheStats, Key, Recent};
 use crate::request::Endpoint;
+use crate::request::limits::Limits;
 use crate::units::TokenId;
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ pub struct Prompt {
     pub head: u64,
     /// The media in them.
     pub media: Vec<MediaItem>,
+    /// What the request says of lengths.
+    pub limits: Limits,
     /// Whether nothing that was not seen can change them.
     pub identity_is_known: bool,
     /// Whether the engine could take the tokens in the prompt's place: [`crate::request::body::Ask::takes_tokens`].
@@ -84,6 +87,7 @@ mod tests {
             tokens,
             head: 0,
             media: Vec::new(),
+            limits: Limits::default(),
             identity_is_known: true,
             takes_tokens: true,
             model: Some("m".into()),

@@ -36,9 +36,10 @@ fn of_several_prompts_the_longest_counts_and_all_together() {
     let body = r#"{"prompt": [[1, 2], [3, 4, 5], [6]], "truncate_prompt_tokens": 2}"#;
     let mut ask = parse(Endpoint::Completions, body.as_bytes()).expect("a body");
     let all = model.tokens(&ask, &|| false).expect("tokens");
-    assert_eq!((all.ids, all.total), (vec![TokenId(4), TokenId(5)], 5));
-    ask.truncation = None;
-    assert_eq!(model.tokens(&ask, &|| false).expect("tokens").total, 6);
+    assert_eq!((all.ids, all.total), (vec![TokenId(1), TokenId(2)], 5));
+    ask.limits.truncation = None;
+    let all = model.tokens(&ask, &|| false).expect("tokens");
+    assert_eq!((all.ids, all.total), (vec![TokenId(3), TokenId(4), TokenId(5)], 6));
 }
 
 #[test]
@@ -159,18 +160,19 @@ fn what_the_engine_refuses_has_no_tokens() {
     let model = Model::embedded().expect("the embedded model");
     let tokens = |fields: &str, context| {
         let mut ask = parse(Endpoint::Completions, format!("{{{fields}}}").as_bytes()).expect("a body");
-        ask.set_context(context);
+        ask.limits = ask.limits.within(Some(context));
         model.tokens(&ask, &|| false).map(|tokens| tokens.ids.len())
     };
-    let three = r#""prompt": [1, 2, 3]"#;
+    let three = r#""max_tokens": 1, "prompt": [1, 2, 3]"#;
     assert_eq!(tokens(three, 4), Ok(3), "and one of the answer");
     assert_eq!(tokens(three, 3), Err(PromptError::BeyondContext));
-    assert_eq!(tokens(r#""prompt": [[1], [1, 2, 3]]"#, 3), Err(PromptError::BeyondContext));
+    assert_eq!(tokens(r#""max_tokens": 1, "prompt": [[1], [1, 2, 3]]"#, 3), Err(PromptError::BeyondContext));
     assert_eq!(tokens(&format!(r#"{three}, "truncate_prompt_tokens": 2"#), 3), Ok(2));
-    assert_eq!(tokens(&format!(r#"{three}, "truncate_prompt_tokens": -1, "max_tokens": 1"#), 3), Ok(2));
+    assert_eq!(tokens(&format!(r#"{three}, "truncate_prompt_tokens": -1"#), 3), Ok(2));
     assert_eq!(
-        tokens(&format!(r#"{three}, "truncate_prompt_tokens": -1"#), 3),
-        Err(PromptError::BeyondContext)
+        tokens(r#""prompt": [1, 2, 3]"#, 15),
+        Err(PromptError::BeyondContext),
+        "16 are to be answered"
     );
 }
 

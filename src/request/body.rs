@@ -8,6 +8,7 @@
 use super::conversation::{self, Conversation};
 use super::harmony::Harmony;
 use super::json::{self, Object};
+use super::limits::Limits;
 use super::list::{List, Written};
 use super::seen::SeenMessages;
 use super::{anthropic, generate, responses, scan};
@@ -103,14 +104,10 @@ pub struct Ask {
     /// Whether the prompt's tokens could stand for it: a single prompt of text, all of which goes into one answer. Media,
     /// `echo` and truncation need the prompt itself.
     pub takes_tokens: bool,
-    /// Which tokens of the prompt the engine drops; `None` keeps all.
-    pub truncation: Option<Truncation>,
-    /// The engine's context, in tokens; `None` where nobody told. No body tells it: [`Self::set_context`] does.
-    pub context_tokens: Option<usize>,
+    /// How much of the prompt the engine keeps, and how long the answer may be.
+    pub limits: Limits,
     /// Keeps the request's cached blocks apart from those of other salts.
     pub cache_salt: Option<String>,
-    /// The most tokens to generate; `None` is the engine's default.
-    pub max_tokens: Option<u32>,
     /// Whether the answer is to be streamed.
     pub stream: bool,
     /// The client's name for the conversation (vLLM's own field).
@@ -143,71 +140,6 @@ pub enum PromptInput {
     Tokens(Vec<TokenId>),
     /// Several prompts, at least two: each is a request of its own in the engine.
     Several(Vec<Self>),
-}
-
-/// The request's `truncate_prompt_tokens` and `truncation_side`, or `truncation: auto` of `/v1/responses`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Truncation {
-    /// How many tokens stay.
-    pub limit: Limit,
-    /// Whether the prompt's beginning or its end stays.
-    pub keep: Keep,
-}
-
-/// How many tokens of a prompt stay.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Limit {
-    /// So many.
-    Tokens(usize),
-    /// As many as the engine's context takes, less so many.
-    ContextLess(usize),
-}
-
-/// The end of a prompt that survives truncation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Keep {
-    /// `truncation_side: right`.
-    First,
-    /// `truncation_side: left`, which is vLLM's default for generation.
-    Last,
-}
-
-impl Truncation {
-    /// Drops the tokens that the engine drops; `false` if it is not known how many stay.
-    #[must_use]
-    pub fn apply(&self, tokens: &mut Vec<TokenId>) -> bool {
-        let Limit::Tokens(count) = self.limit else { return false };
-        match self.keep {
-            Keep::First => tokens.truncate(count),
-            Keep::Last => drop(tokens.drain(..tokens.len().saturating_sub(count))),
-        }
-        true
-    }
-}
-
-impl Ask {
-    /// Whether the prompt is cut by the length of the engine's context.
-    #[must_use]
-    pub fn goes_by_context(&self) -> bool {
-        self.truncation.is_some_and(|truncation| matches!(truncation.limit, Limit::ContextLess(_)))
-    }
-
-    /// Tells how long a prompt and its answer may be in the engine, which some truncations go by.
-    pub fn set_context(&mut self, context_tokens: usize) {
-        self.context_tokens = Some(context_tokens);
-        if let Some(Truncation { limit, .. }) = &mut self.truncation
-            && let Limit::ContextLess(count) = *limit
-        {
-            *limit = Limit::Tokens(context_tokens.saturating_sub(count));
-        }
-    }
-
-    /// Whether the engine refuses a prompt of so many tokens, as they and one token of the answer are more than its context
-    /// (vLLM `TokenizeParams._token_len_check`, `InputProcessor._validate_prompt_len`).
-    #[must_use]
-    pub fn exceeds_context(&self, prompt_tokens: usize) -> bool {
-        self.context_tokens.is_some_and(|context| prompt_tokens >= context)
-    }
 }
 
 /// Why a body gives no prompt to route by. No variant holds text of the request.
@@ -334,20 +266,21 @@ pub(super) fn read_prompt(
     let prompt = prompt(&mut body)?;
     let media = if endpoint == Endpoint::Generate { generate::media(&mut body)? } else { Vec::new() };
     let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
-    let truncation = truncation(&mut body, endpoint)?;
+    let mut limits = Limits::take(&mut body, endpoint, echo)?;
+    if matches!(prompt, PromptInput::Tokens(_)) && endpoint != Endpoint::Completions {
+        limits = limits.of_ids_as_they_are();
+    }
     let is_text = matches!(prompt, PromptInput::Chat(_) | PromptInput::Text { .. });
     let is_openai = matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
     Ok(Ask {
         is_whole,
         identity_is_known: is_whole,
-        takes_tokens: is_whole && is_text && is_openai && !echo && truncation.is_none(),
+        takes_tokens: is_whole && is_text && is_openai && !echo && limits.truncation.is_none(),
         model: json::take_text(&mut body, "model")?,
         prompt,
         media,
-        truncation,
-        context_tokens: None,
+        limits,
         cache_salt,
-        max_tokens: max_tokens(&body, endpoint),
         stream: body.get("stream") == Some(&Value::Bool(true)),
         session_id: json::take_text(&mut body, "session_id")?,
     })
@@ -368,7 +301,11 @@ fn converted_prompt(
 ) -> Result<PromptInput, BodyError> {
     let forwarded = forwarded_tokens(body)?;
     let conversation = convert(body)?;
-    Ok(forwarded.map_or(PromptInput::Chat(conversation), PromptInput::Tokens))
+    match forwarded {
+        // Ids that were forwarded do not count where there are media, which they would leave out.
+        Some(ids) if conversation.cut.is_none() => ids.tokens().map(PromptInput::Tokens),
+        _ => Ok(PromptInput::Chat(conversation)),
+    }
 }
 
 /// Conversations that share all other fields; they have no tools.
@@ -378,6 +315,9 @@ fn batch_prompt(body: &mut Object, written: Option<Written<'_>>) -> Result<Promp
     }
     if json::take(body, "tools").is_some() {
         return Err(BodyError::Refused("tools in a batch"));
+    }
+    if body.get("kv_transfer_params").is_some_and(|parameters| !parameters["prompt_token_ids"].is_null()) {
+        return Err(BodyError::Refused("one forwarded prompt for a batch"));
     }
     let conversations =
         List::take(body, "messages", written)?.ok_or(BodyError::Field("messages"))?.lists()?;
@@ -409,14 +349,24 @@ fn several<T>(
 }
 
 /// The tokens that the prefill stage of disaggregated serving hands over; they replace the messages.
-pub(super) fn forwarded_tokens(body: &mut Object) -> Result<Option<Vec<TokenId>>, BodyError> {
+pub(super) struct Forwarded(Value);
+
+impl Forwarded {
+    pub(super) fn tokens(self) -> Result<Vec<TokenId>, BodyError> {
+        let tokens = token_ids(self.0, "kv_transfer_params")?;
+        if tokens.is_empty() {
+            Err(BodyError::Refused("a forwarded prompt of no tokens"))
+        } else {
+            Ok(tokens)
+        }
+    }
+}
+
+pub(super) fn forwarded_tokens(body: &mut Object) -> Result<Option<Forwarded>, BodyError> {
     let Some(Value::Object(mut parameters)) = json::take(body, "kv_transfer_params") else { return Ok(None) };
     let Some(ids) = json::take(&mut parameters, "prompt_token_ids") else { return Ok(None) };
-    if json::take_flag(body, "echo", false)? {
-        return Ok(None);
-    }
-    let tokens = token_ids(ids, "kv_transfer_params")?;
-    Ok(Some(tokens).filter(|tokens| !tokens.is_empty()))
+    let is_to_be_said_again = json::take_flag(body, "echo", false)?;
+    Ok(Some(Forwarded(ids)).filter(|_| !is_to_be_said_again))
 }
 
 fn completion_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
@@ -444,55 +394,6 @@ pub(super) fn token_ids(value: Value, field: &'static str) -> Result<Vec<TokenId
     let Value::Array(ids) = value else { return Err(BodyError::Field(field)) };
     let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok()).map(TokenId);
     ids.iter().map(|value| id(value).ok_or(BodyError::Field(field))).collect()
-}
-
-/// `-1` keeps as many tokens as the context takes, less one for the answer if its length is told
-/// (`TokenizeParams.max_truncation_tokens`).
-fn truncation(body: &mut Object, endpoint: Endpoint) -> Result<Option<Truncation>, BodyError> {
-    let answer = usize::from(max_tokens(body, endpoint).is_some_and(|tokens| tokens > 0));
-    let context = Limit::ContextLess(answer);
-    match endpoint {
-        Endpoint::Messages | Endpoint::Generate => return Ok(None),
-        Endpoint::Responses => {
-            // What is told to be `null` is not `disabled`.
-            if body.get("truncation").is_some_and(Value::is_null) {
-                return Ok(Some(Truncation { limit: context, keep: Keep::Last }));
-            }
-            return match json::take_text(body, "truncation")?.as_deref() {
-                None | Some("disabled") => Ok(None),
-                Some("auto") => Ok(Some(Truncation { limit: context, keep: Keep::Last })),
-                Some(_) => Err(BodyError::Field("truncation")),
-            };
-        }
-        _ => {}
-    }
-    let keep = match json::take_text(body, "truncation_side")?.as_deref() {
-        None | Some("left") => Keep::Last,
-        Some("right") => Keep::First,
-        Some(_) => return Err(BodyError::Field("truncation_side")),
-    };
-    let Some(keep_tokens) = json::take(body, "truncate_prompt_tokens") else { return Ok(None) };
-    match keep_tokens.as_i64() {
-        Some(-1) => Ok(Some(Truncation { limit: context, keep })),
-        Some(0) => Err(BodyError::EmptyPrompt),
-        Some(count) => usize::try_from(count)
-            .map(|count| Some(Truncation { limit: Limit::Tokens(count), keep }))
-            .map_err(|_| BodyError::Field("truncate_prompt_tokens")),
-        None => Err(BodyError::Field("truncate_prompt_tokens")),
-    }
-}
-
-fn max_tokens(body: &Object, endpoint: Endpoint) -> Option<u32> {
-    let in_u32 = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-    let number = |name: &str| body.get(name).and_then(Value::as_u64).map(in_u32);
-    match endpoint {
-        Endpoint::Generate => body.get("sampling_params")?.get("max_tokens")?.as_u64().map(in_u32),
-        Endpoint::Responses => number("max_output_tokens"),
-        Endpoint::ChatCompletions | Endpoint::ChatBatch => {
-            number("max_completion_tokens").or_else(|| number("max_tokens"))
-        }
-        Endpoint::Completions | Endpoint::Messages => number("max_tokens"),
-    }
 }
 
 #[cfg(test)]

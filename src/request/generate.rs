@@ -80,7 +80,7 @@ mod tests {
     fn tokens_and_items_are_taken_as_they_are() {
         let asked = ask(r#""model": "m", "cache_salt": "s", "features": null"#).expect("a prompt");
         assert_eq!(asked.prompt, PromptInput::Tokens([1, 2, 3].map(TokenId).to_vec()));
-        assert_eq!((asked.media, asked.max_tokens, asked.is_whole), (vec![], Some(7), true));
+        assert_eq!((asked.media, asked.limits.max_tokens, asked.is_whole), (vec![], Some(7), true));
         assert_eq!((asked.model.as_deref(), asked.cache_salt.as_deref()), (Some("m"), Some("s")));
         let asked = ask(&format!("{FEATURES}, null], \"audio\": [null]}}}}")).expect("a prompt");
         assert_eq!(asked.media, [item("a", 9, 4), item("c", 13, 2), item("b", 20, 4)]);

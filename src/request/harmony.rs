@@ -88,17 +88,23 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
         Endpoint::Completions | Endpoint::Generate => return body::parse(endpoint, body),
         Endpoint::ChatBatch | Endpoint::Messages => return Err(BodyError::Unsupported("gpt-oss here")),
     };
-    match serde_json::from_slice(body) {
-        Ok(Value::Object(body)) => body::read_prompt(endpoint, body, |body| {
-            let forwarded = body::forwarded_tokens(body)?;
-            let harmony = read(body)?;
-            // Of a chat in this format no ids are cut away.
-            body.shift_remove("truncate_prompt_tokens");
-            Ok(forwarded.map_or(PromptInput::Harmony(harmony), PromptInput::Tokens))
-        }),
-        Ok(_) => Err(BodyError::NotAnObject),
-        Err(error) => Err(body::unreadable(&error)),
+    let body = match serde_json::from_slice(body) {
+        Ok(Value::Object(body)) => body,
+        Ok(_) => return Err(BodyError::NotAnObject),
+        Err(error) => return Err(body::unreadable(&error)),
+    };
+    let mut ask = body::read_prompt(endpoint, body, |body| {
+        let forwarded = body::forwarded_tokens(body)?;
+        let harmony = read(body)?;
+        match forwarded {
+            Some(ids) => ids.tokens().map(PromptInput::Tokens),
+            None => Ok(PromptInput::Harmony(harmony)),
+        }
+    })?;
+    if endpoint == Endpoint::ChatCompletions {
+        ask.limits = ask.limits.not_looked_at();
     }
+    Ok(ask)
 }
 
 fn chat(body: &mut Object) -> Result<Harmony, BodyError> {

@@ -106,7 +106,7 @@ impl Preparing {
         let is_served = |name: Option<&str>| model.takes_any_model_name() || self.pool.may_serve(name);
         // Engines may have told of others since.
         let still_holds = |made: &Arc<prompt::Prompt>| {
-            is_served(made.model.as_deref()) && context.is_none_or(|context| made.tokens.ids.len() < context)
+            is_served(made.model.as_deref()) && made.limits.within(context).allow(made.tokens.ids.len())
         };
         if let Some(made) = key.and_then(|key| model.repeats().get(key)).filter(still_holds) {
             return Ok(self.prompt(made, true, true, Times { parse: started.elapsed(), ..Times::default() }));
@@ -125,10 +125,8 @@ impl Preparing {
         }
         // Engines may tell of another context later.
         let has_own_template = ask.has_own_template();
-        let keeps = is_whole_body && !ask.goes_by_context() && !has_own_template;
-        if let Some(context) = context {
-            ask.set_context(context);
-        }
+        let keeps = is_whole_body && !ask.limits.go_by_context() && !has_own_template;
+        ask.limits = ask.limits.within(context);
         let parsed = Instant::now();
         let tokens = model.tokens(&ask, &|| Instant::now() >= self.until)?;
         let render = tokens.work.rendering;
@@ -138,6 +136,7 @@ impl Preparing {
             tokens,
             head: ask.prompt.head(),
             media: ask.media,
+            limits: ask.limits,
             // Behind the cut there may be a template.
             identity_is_known: ask.identity_is_known
                 && (is_whole_body || has_own_template || !model.takes_request_templates()),

@@ -111,7 +111,7 @@ impl Served {
         let mut prompts = Vec::new();
         let mut choices = Vec::new();
         for (at, mut ask) in asks.into_iter().enumerate() {
-            ask.set_context(self.max_model_len);
+            ask.limits = ask.limits.within(Some(self.max_model_len));
             let tokens = match staged.take().filter(|staged| is_one && !staged.is_empty()) {
                 Some(staged) => staged,
                 None => self.model.tokens(&ask, &|| false)?.ids,
@@ -172,7 +172,7 @@ impl Served {
         let limit = self.max_model_len;
         let room = limit.saturating_sub(prompt_tokens);
         let default = if endpoint == Endpoint::Completions { COMPLETION_TOKENS.min(room) } else { room };
-        let wanted = ask.max_tokens.map_or(default, |tokens| tokens as usize);
+        let wanted = ask.limits.max_tokens.map_or(default, |tokens| tokens as usize);
         if room == 0 || wanted > room {
             return Err(RequestError::TooLong { needed: prompt_tokens.saturating_add(wanted.max(1)), limit });
         }

@@ -85,6 +85,11 @@ impl Tokenizer {
         self.largest_id
     }
 
+    /// How many ids stand before and behind a text if special tokens are added.
+    pub(super) fn around(&self) -> (usize, usize) {
+        self.around.as_ref().map_or((0, 0), |(before, after)| (before.len(), after.len()))
+    }
+
     /// The ids of a whole text.
     #[cfg(test)]
     fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {

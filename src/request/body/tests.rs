@@ -89,43 +89,6 @@ fn prompts_that_cannot_be_routed_by_have_a_reason() {
 }
 
 #[test]
-fn truncation_keeps_the_end_unless_told_otherwise() {
-    let kept = |fields: &str, context: Option<usize>| {
-        let body = format!(r#"{{"prompt": [1, 2, 3], {fields}}}"#);
-        let mut ask = parse(Endpoint::Completions, body.as_bytes()).expect("a body");
-        if let Some(context) = context {
-            ask.set_context(context);
-        }
-        let mut tokens = vec![TokenId(1), TokenId(2), TokenId(3)];
-        let is_known = ask.truncation.is_none_or(|truncation| truncation.apply(&mut tokens));
-        is_known.then(|| tokens.iter().map(|token| token.0).collect::<Vec<_>>())
-    };
-    assert_eq!(kept(r#""truncate_prompt_tokens": 2"#, None), Some(vec![2, 3]));
-    let right = r#""truncate_prompt_tokens": 2, "truncation_side": "right""#;
-    assert_eq!(kept(right, None), Some(vec![1, 2]));
-    assert_eq!(kept(r#""truncate_prompt_tokens": 9"#, None), Some(vec![1, 2, 3]));
-    let all = r#""truncate_prompt_tokens": -1"#;
-    assert_eq!(kept(all, None), None);
-    assert_eq!(kept(all, Some(2)), Some(vec![2, 3]));
-    assert_eq!(kept(all, Some(9)), Some(vec![1, 2, 3]));
-    // One token of the context is left for the answer, if its length is told.
-    assert_eq!(kept(&format!(r#"{all}, "max_tokens": 7"#), Some(2)), Some(vec![3]));
-    assert_eq!(kept(&format!(r#"{all}, "max_tokens": 0"#), Some(2)), Some(vec![2, 3]));
-}
-
-#[test]
-fn a_response_may_ask_to_be_cut_to_the_context() {
-    let truncation = |value: &str| {
-        let body = format!(r#"{{"input": "Hi", "max_output_tokens": 5, "truncation": {value}}}"#);
-        parse(Endpoint::Responses, body.as_bytes()).expect("a body").truncation
-    };
-    let to_context = Some(Truncation { limit: Limit::ContextLess(1), keep: Keep::Last });
-    assert_eq!(truncation(r#""auto""#), to_context);
-    assert_eq!(truncation("null"), to_context);
-    assert_eq!(truncation(r#""disabled""#), None);
-}
-
-#[test]
 fn what_routing_needs_beside_the_prompt_is_read() {
     let body = r#"{"messages": [{"role": "user", "content": "x"}], "model": "m", "stream": true, "session_id": "s",
         "cache_salt": "c", "max_tokens": 5, "max_completion_tokens": 7}"#;
@@ -133,7 +96,7 @@ fn what_routing_needs_beside_the_prompt_is_read() {
     assert_eq!(ask.model.as_deref(), Some("m"));
     assert_eq!(ask.session_id.as_deref(), Some("s"));
     assert_eq!(ask.cache_salt.as_deref(), Some("c"));
-    assert_eq!((ask.max_tokens, ask.stream), (Some(7), true));
+    assert_eq!((ask.limits.max_tokens, ask.stream), (Some(7), true));
 }
 
 #[test]
