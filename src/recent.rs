@@ -18,6 +18,17 @@ const LARGEST_SHARE: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key(u128);
 
+impl Key {
+    pub(crate) const fn bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+
+    /// As much of it as other hashes are seeded with.
+    pub(crate) const fn half(self) -> u64 {
+        self.0 as u64
+    }
+}
+
 /// A cache of cheaply cloned values, bounded in bytes.
 ///
 /// Each of its shards has two generations: entries that are used move to the young one, and when that is full the old one
@@ -87,10 +98,20 @@ impl<V: Clone> Recent<V> {
 
     /// The value of that name, if it is still here.
     pub(crate) fn get(&self, key: Key) -> Option<V> {
+        let found = self.get_guessed(key);
+        if found.is_none() {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// The same where a name is tried that may be of nothing: then its absence is not counted.
+    pub(crate) fn get_guessed(&self, key: Key) -> Option<V> {
         // What is pushed out is dropped after the lock is free: that takes its time.
         let (found, _dropped) = self.shard(key)?.lock().get(key, self.generation_bytes);
-        let counter = if found.is_some() { &self.hits } else { &self.misses };
-        counter.fetch_add(1, Ordering::Relaxed);
+        if found.is_some() {
+            self.hits.fetch_add(1, Ordering::Relaxed);
+        }
         found
     }
 

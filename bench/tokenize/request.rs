@@ -14,6 +14,8 @@ pub mod harmony;
 mod head;
 #[path = "../../src/request/json.rs"]
 mod json;
+#[path = "../../src/request/lengths.rs"]
+mod lengths;
 #[path = "../../src/request/list.rs"]
 mod list;
 #[path = "../../src/request/partial.rs"]

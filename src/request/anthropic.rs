@@ -6,7 +6,6 @@ use super::body::BodyError;
 use super::conversation::{self, BILLING_HEADER, Conversation};
 use super::json::{self, Object};
 use super::list::{List, Written};
-use super::seen::Api;
 use serde_json::{Value, json};
 
 pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
@@ -14,7 +13,7 @@ pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<C
     let bare_billing_line = system(body, &mut messages)?;
     let mut messages = conversation::messages(messages)?;
     let list = List::take(body, "messages", written)?.ok_or(BodyError::Field("messages"))?;
-    let (mut turns, cut) = list.messages(Api::Anthropic, |message, turns| {
+    let (mut turns, cut) = list.messages(|message, turns| {
         let mut own = Vec::new();
         let converted = convert(message, &mut own);
         turns.append(&mut conversation::messages(own)?);

@@ -10,7 +10,7 @@ use super::harmony::Harmony;
 use super::json::{self, Object};
 use super::limits::Limits;
 use super::list::{List, Written};
-use super::seen::SeenMessages;
+use super::seen::{Api, SeenMessages};
 use super::{anthropic, generate, responses, scan};
 use crate::{hash::MediaItem, units::TokenId};
 use serde_json::Value;
@@ -64,11 +64,12 @@ impl Endpoint {
         endpoints.into_iter().find(|(end, _)| path.ends_with(end)).map(|(_, endpoint)| endpoint)
     }
 
-    /// The field that grows with a conversation.
-    const fn list(self) -> Option<&'static str> {
+    /// The field that grows with a conversation, and whose API its entries are of.
+    const fn list(self) -> Option<(&'static str, Api)> {
         match self {
-            Self::ChatCompletions | Self::ChatBatch | Self::Messages => Some("messages"),
-            Self::Responses => Some("input"),
+            Self::ChatCompletions | Self::ChatBatch => Some(("messages", Api::Chat)),
+            Self::Messages => Some(("messages", Api::Anthropic)),
+            Self::Responses => Some(("input", Api::Responses)),
             Self::Completions | Self::Generate => None,
         }
     }
@@ -213,22 +214,36 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_seen(endpoint: Endpoint, body: &[u8], seen: &SeenMessages) -> Result<Ask, BodyError> {
-    let (Some(list), Ok(fields)) = (endpoint.list(), scan::fields(body)) else {
-        return parse(endpoint, body);
-    };
+    match endpoint.list().and_then(|(list, api)| apart(body, list, api, seen).ok()) {
+        Some((rest, written)) => read_with(endpoint, rest, written),
+        None => parse(endpoint, body),
+    }
+}
+
+/// The fields of a body, of which that of the name `list` stays as it is written if it is one.
+///
+/// # Errors
+/// The body is no object, or not JSON, or has the list twice.
+fn apart<'j>(
+    body: &'j [u8],
+    list: &str,
+    api: Api,
+    seen: &'j SeenMessages,
+) -> Result<(Object, Option<Written<'j>>), BodyError> {
     let (mut rest, mut written) = (Object::new(), None);
-    for (name, json) in fields {
-        if name != list || !json.starts_with(b"[") {
-            let value = serde_json::from_slice(json).map_err(|_| BodyError::Malformed)?;
-            rest.insert(name.into_owned(), value);
-        } else if written.replace(Written { json, seen }).is_some() {
-            return parse(endpoint, body);
+    scan::fields(body, |name, scan| {
+        if name == list && (written.is_some() || rest.contains_key(list)) {
+            return Err(BodyError::Field("messages"));
         }
-    }
-    if written.is_some() && rest.contains_key(list) {
-        return parse(endpoint, body);
-    }
-    read_with(endpoint, rest, written)
+        if name == list && scan.next() == Some(b'[') {
+            written = Some(Written::read(api, seen, scan)?);
+        } else {
+            let value = serde_json::from_slice(scan.value()?).map_err(|_| BodyError::Malformed)?;
+            rest.insert(name.into_owned(), value);
+        }
+        Ok(())
+    })?;
+    Ok((rest, written))
 }
 
 /// JSON that ends early may be a body that was cut, though nothing said so.

@@ -6,7 +6,6 @@
 use super::body::BodyError;
 use super::json::{self, Object};
 use super::list::{List, Messages, Written};
-use super::seen::Api;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -172,7 +171,7 @@ pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<C
 
 /// The conversation of these messages and of what else is in the body.
 pub(super) fn of_list(body: &mut Object, list: List<'_>) -> Result<Conversation, BodyError> {
-    let messages = list.messages(Api::Chat, |value, messages| {
+    let messages = list.messages(|value, messages| {
         messages.push(Arc::new(message(value)?));
         Ok(())
     })?;

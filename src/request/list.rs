@@ -6,23 +6,36 @@
 use super::body::BodyError;
 use super::conversation::{Cut, Message};
 use super::json::{self, Object};
-use super::scan;
-use super::seen::{Api, SeenMessages};
+use super::scan::{self, Scan};
+use super::seen::{Api, Item, SeenMessages};
 use serde_json::Value;
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 /// A list as it was written, and what was seen of such lately.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Written<'j> {
-    pub(super) json: &'j [u8],
-    pub(super) seen: &'j SeenMessages,
+    api: Api,
+    seen: &'j SeenMessages,
+    items: Vec<Item<'j>>,
+}
+
+impl<'j> Written<'j> {
+    /// Takes the next list.
+    pub(super) fn read(api: Api, seen: &'j SeenMessages, scan: &mut Scan<'j>) -> Result<Self, BodyError> {
+        let mut items: Vec<Item<'j>> = Vec::new();
+        scan.items(|scan| {
+            items.push(seen.item(api, items.last(), scan)?);
+            Ok(())
+        })?;
+        Ok(Self { api, seen, items })
+    }
 }
 
 /// Entries that become messages.
 #[derive(Debug)]
 pub(super) enum List<'j> {
     Read(Vec<Value>),
-    Written(Written<'j>, Vec<Range<usize>>),
+    Written(Written<'j>),
 }
 
 /// One of them.
@@ -43,7 +56,7 @@ impl<'j> List<'j> {
         written: Option<Written<'j>>,
     ) -> Result<Option<Self>, BodyError> {
         match (written, json::take(body, name)) {
-            (Some(written), _) => Ok(Some(Self::Written(written, scan::items(written.json)?))),
+            (Some(written), _) => Ok(Some(Self::Written(written))),
             (None, None) => Ok(None),
             (None, Some(Value::Array(values))) => Ok(Some(Self::Read(values))),
             (None, Some(_)) => Err(BodyError::Field(name)),
@@ -59,12 +72,14 @@ impl<'j> List<'j> {
         };
         match self {
             Self::Read(values) => values.into_iter().map(read).collect(),
-            Self::Written(Written { json, seen }, entries) => {
-                let list = |entry: Range<usize>| match &json[entry] {
-                    json @ [b'[', ..] => Ok(Self::Written(Written { json, seen }, scan::items(json)?)),
+            Self::Written(Written { api, seen, items }) => {
+                let list = |item: Item<'j>| match item.json {
+                    json @ [b'[', ..] => {
+                        Scan::of_whole(json, |scan| Written::read(api, seen, scan)).map(Self::Written)
+                    }
                     other => read(value(other)?),
                 };
-                entries.into_iter().map(list).collect()
+                items.into_iter().map(list).collect()
             }
         }
     }
@@ -73,7 +88,7 @@ impl<'j> List<'j> {
     pub(super) fn last(&self) -> Option<Entry<'_>> {
         match self {
             Self::Read(values) => values.last().map(Entry::Read),
-            Self::Written(written, entries) => Some(Entry::Written(&written.json[entries.last()?.clone()])),
+            Self::Written(written) => written.items.last().map(|item| Entry::Written(item.json)),
         }
     }
 
@@ -81,46 +96,46 @@ impl<'j> List<'j> {
     /// processing, but not those before it.
     pub(super) fn messages(
         self,
-        api: Api,
         convert: impl Fn(Value, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
     ) -> Result<Messages, BodyError> {
         let one = |mut entries: Vec<Value>, messages: &mut Vec<Arc<Message>>| {
             entries.pop().map_or(Ok(()), |entry| convert(entry, messages))
         };
-        self.messages_of_groups(api, |_| false, one)
+        self.messages_of_groups(|_| false, one)
     }
 
     /// The same of entries that may belong together, where they follow each other and `joins` says so of each.
     pub(super) fn messages_of_groups(
         self,
-        api: Api,
         joins: impl Fn(Entry<'_>) -> bool,
         convert: impl Fn(Vec<Value>, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
     ) -> Result<Messages, BodyError> {
-        let mut messages = Vec::new();
         match self {
             Self::Read(values) => {
+                let mut messages = Vec::with_capacity(values.len());
                 let belong = |a: &Value, b: &Value| joins(Entry::Read(a)) && joins(Entry::Read(b));
                 let lengths: Vec<_> = values.chunk_by(belong).map(<[Value]>::len).collect();
                 let mut values = values.into_iter();
-                until_media(lengths, &mut messages, |length, messages| {
+                let cut = until_media(lengths, &mut messages, |length, messages| {
                     convert(values.by_ref().take(length).collect(), messages)
-                })
+                })?;
+                Ok((messages, cut))
             }
-            Self::Written(Written { json, seen }, entries) => {
-                let joins = |entry: &Range<usize>| joins(Entry::Written(&json[entry.clone()]));
-                let groups = entries.chunk_by(|a, b| joins(a) && joins(b));
-                until_media(groups, &mut messages, |group, messages| {
-                    let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(()) };
-                    seen.read(api, &json[first.start..last.end], messages, |messages| {
-                        let entries: Result<_, _> =
-                            group.iter().map(|entry| value(&json[entry.clone()])).collect();
+            Self::Written(Written { seen, mut items, .. }) => {
+                let mut messages = Vec::with_capacity(items.len());
+                for item in &mut items {
+                    item.joins.get_or_insert_with(|| joins(Entry::Written(item.json)));
+                }
+                let groups = items.chunk_by_mut(|a, b| a.joins == Some(true) && b.joins == Some(true));
+                let cut = until_media(groups, &mut messages, |group, messages| {
+                    seen.read(group, messages, |group, messages| {
+                        let entries: Result<_, _> = group.iter().map(|item| value(item.json)).collect();
                         convert(entries?, messages)
                     })
-                })
+                })?;
+                Ok((messages, cut))
             }
         }
-        .map(|cut| (messages, cut))
     }
 }
 
@@ -129,9 +144,7 @@ impl Entry<'_> {
     pub(super) fn has(&self, name: &str) -> bool {
         match self {
             Self::Read(value) => value.get(name).is_some(),
-            Self::Written(json) => {
-                scan::fields(json).is_ok_and(|fields| fields.iter().any(|(known, _)| known == name))
-            }
+            Self::Written(json) => last_field(json, name).is_some(),
         }
     }
 
@@ -139,12 +152,23 @@ impl Entry<'_> {
     pub(super) fn text(&self, name: &str) -> Option<Cow<'_, str>> {
         match self {
             Self::Read(value) => value.get(name)?.as_str().map(Cow::Borrowed),
-            Self::Written(json) => {
-                let (_, json) = scan::fields(json).ok()?.into_iter().rfind(|(known, _)| known == name)?;
-                scan::text(json).ok()
-            }
+            Self::Written(json) => scan::text(last_field(json, name)?).ok(),
         }
     }
+}
+
+/// The value of the last field of that name.
+fn last_field<'j>(json: &'j [u8], name: &str) -> Option<&'j [u8]> {
+    let mut last = None;
+    let field = |known: Cow<'_, str>, scan: &mut Scan<'j>| {
+        let value = scan.value()?;
+        if known == name {
+            last = Some(value);
+        }
+        Ok(())
+    };
+    scan::fields(json, field).ok()?;
+    last
 }
 
 fn value(json: &[u8]) -> Result<Value, BodyError> {

@@ -7,6 +7,7 @@ mod generate;
 pub mod harmony;
 mod head;
 mod json;
+mod lengths;
 pub mod limits;
 mod list;
 pub mod notify;

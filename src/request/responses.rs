@@ -6,7 +6,6 @@ use super::body::BodyError;
 use super::conversation::{self, Conversation, Message};
 use super::json::{self, Object};
 use super::list::{Entry, List, Written};
-use super::seen::Api;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -31,7 +30,7 @@ pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<C
     } else {
         let items = List::take(body, "input", written)?.ok_or(BodyError::EmptyPrompt)?;
         continued = items.last().is_some_and(is_unfinished);
-        let (mut turns, end) = items.messages_of_groups(Api::Responses, is_of_assistant, turn)?;
+        let (mut turns, end) = items.messages_of_groups(is_of_assistant, turn)?;
         cut = end;
         continued &= cut.is_none();
         let mut messages = conversation::messages(messages)?;

@@ -3,40 +3,23 @@
 //! Only as much is checked as that takes: whoever reads a part finds out whether it is JSON.
 
 use super::body::BodyError;
-use std::{borrow::Cow, ops::Range};
+use std::borrow::Cow;
 
-/// A field: its name, and its value as it is written.
-pub(super) type Field<'j> = (Cow<'j, str>, &'j [u8]);
-
-/// The fields of an object in their order.
+/// Goes over the fields of an object in their order; `field` takes each one's value from the scan.
 ///
 /// # Errors
-/// The text is no object, or not JSON.
-pub(super) fn fields(json: &[u8]) -> Result<Vec<Field<'_>>, BodyError> {
-    let mut fields = Vec::new();
-    let mut scan = Scan { json, at: 0 };
-    scan.list(b'{', b'}', |scan| {
-        let name = text(scan.value()?)?;
-        scan.expect(b':')?;
-        fields.push((name, scan.value()?));
-        Ok(())
-    })?;
-    Ok(fields)
-}
-
-/// Where the items of an array stand in it.
-///
-/// # Errors
-/// The text is no array, or not JSON.
-pub(super) fn items(json: &[u8]) -> Result<Vec<Range<usize>>, BodyError> {
-    let mut items = Vec::new();
-    let mut scan = Scan { json, at: 0 };
-    scan.list(b'[', b']', |scan| {
-        let length = scan.value()?.len();
-        items.push(scan.at - length..scan.at);
-        Ok(())
-    })?;
-    Ok(items)
+/// The text is no object, or not JSON, and those of `field`.
+pub(super) fn fields<'j>(
+    json: &'j [u8],
+    mut field: impl FnMut(Cow<'j, str>, &mut Scan<'j>) -> Result<(), BodyError>,
+) -> Result<(), BodyError> {
+    Scan::of_whole(json, |scan| {
+        scan.list(b'{', b'}', |scan| {
+            let name = text(scan.value()?)?;
+            scan.expect(b':')?;
+            field(name, scan)
+        })
+    })
 }
 
 /// A value that is a text.
@@ -45,23 +28,48 @@ pub(super) fn items(json: &[u8]) -> Result<Vec<Range<usize>>, BodyError> {
 /// It is none, or not JSON.
 pub(super) fn text(json: &[u8]) -> Result<Cow<'_, str>, BodyError> {
     match json {
-        [b'"', plain @ .., b'"'] if !plain.contains(&b'\\') => {
+        [b'"', plain @ .., b'"'] if plain.iter().all(|byte| *byte >= b' ' && *byte != b'\\') => {
             std::str::from_utf8(plain).map(Cow::Borrowed).map_err(|_| BodyError::Malformed)
         }
         json => serde_json::from_slice(json).map(Cow::Owned).map_err(|_| BodyError::Malformed),
     }
 }
 
-/// As deep as `serde_json` goes, less the object or array whose part a value is.
-const MOST_LEVELS: usize = 126;
+/// As deep as `serde_json` goes.
+const MOST_LEVELS: usize = 127;
 
-struct Scan<'j> {
+/// A JSON text, and how far it was read.
+#[derive(Debug)]
+pub(super) struct Scan<'j> {
     json: &'j [u8],
     at: usize,
+    /// The objects and arrays that are open here.
+    levels: usize,
 }
 
 impl<'j> Scan<'j> {
-    /// A whole text that is one list of parts between brackets.
+    /// Has `json` read as one value.
+    ///
+    /// # Errors
+    /// Something follows the value, and those of `read`.
+    pub(super) fn of_whole<T>(
+        json: &'j [u8],
+        read: impl FnOnce(&mut Self) -> Result<T, BodyError>,
+    ) -> Result<T, BodyError> {
+        let mut scan = Self { json, at: 0, levels: 0 };
+        let value = read(&mut scan)?;
+        if scan.next().is_none() { Ok(value) } else { Err(BodyError::Malformed) }
+    }
+
+    /// Takes an array; `item` takes each of its items.
+    pub(super) fn items(
+        &mut self,
+        item: impl FnMut(&mut Self) -> Result<(), BodyError>,
+    ) -> Result<(), BodyError> {
+        self.list(b'[', b']', item)
+    }
+
+    /// Takes parts between brackets.
     fn list(
         &mut self,
         open: u8,
@@ -71,29 +79,36 @@ impl<'j> Scan<'j> {
         self.expect(open)?;
         if self.next() == Some(close) {
             self.at += 1;
-        } else {
-            loop {
-                part(self)?;
-                let next = self.next();
-                self.at += 1;
-                match next {
-                    Some(b',') => {}
-                    Some(byte) if byte == close => break,
-                    _ => return Err(BodyError::Malformed),
-                }
+            return Ok(());
+        }
+        self.levels += 1;
+        loop {
+            part(self)?;
+            let next = self.next();
+            self.at += 1;
+            match next {
+                Some(b',') => {}
+                Some(byte) if byte == close => break,
+                _ => return Err(BodyError::Malformed),
             }
         }
-        if self.next().is_none() { Ok(()) } else { Err(BodyError::Malformed) }
+        self.levels -= 1;
+        Ok(())
     }
 
     /// The next byte that is not blank; it is not taken.
-    fn next(&mut self) -> Option<u8> {
+    pub(super) fn next(&mut self) -> Option<u8> {
         loop {
             match self.json.get(self.at)? {
                 b' ' | b'\n' | b'\r' | b'\t' => self.at += 1,
                 byte => return Some(*byte),
             }
         }
+    }
+
+    /// All that was not taken yet.
+    pub(super) fn rest(&self) -> &'j [u8] {
+        self.json.get(self.at..).unwrap_or_default()
     }
 
     fn expect(&mut self, byte: u8) -> Result<(), BodyError> {
@@ -103,33 +118,38 @@ impl<'j> Scan<'j> {
     }
 
     /// Takes the next value.
-    fn value(&mut self) -> Result<&'j [u8], BodyError> {
+    pub(super) fn value(&mut self) -> Result<&'j [u8], BodyError> {
         self.next();
-        let start = self.at;
-        self.at = self.end_of_value().ok_or(BodyError::Malformed)?;
-        self.json.get(start..self.at).ok_or(BodyError::Malformed)
+        let length = self.length_of_value().ok_or(BodyError::Malformed)?;
+        let value = self.rest().get(..length).ok_or(BodyError::Malformed)?;
+        self.skip(length);
+        Ok(value)
     }
 
-    fn end_of_value(&self) -> Option<usize> {
-        let mut at = self.at;
-        match self.json.get(at)? {
-            b'"' => return end_of_string(self.json, at + 1),
+    /// Takes what is known to be a value of so many bytes.
+    pub(super) const fn skip(&mut self, length: usize) {
+        self.at += length;
+    }
+
+    fn length_of_value(&self) -> Option<usize> {
+        let json = self.rest();
+        match json.first()? {
+            b'"' => return end_of_string(json, 1),
             b'{' | b'[' => {}
             b',' | b':' | b'}' | b']' => return None,
             _ => {
                 let ends = |byte: &u8| matches!(byte, b',' | b'}' | b']' | b' ' | b'\n' | b'\r' | b'\t');
-                let length = self.json.get(at..)?.iter().position(ends);
-                return Some(length.map_or(self.json.len(), |length| at + length));
+                return Some(json.iter().position(ends).unwrap_or(json.len()));
             }
         }
-        let mut depth = 0_usize;
+        let (mut at, mut depth) = (0, 0);
         loop {
-            match self.json.get(at)? {
+            match json.get(at)? {
                 b'"' => {
-                    at = end_of_string(self.json, at + 1)?;
+                    at = end_of_string(json, at + 1)?;
                     continue;
                 }
-                b'{' | b'[' if depth == MOST_LEVELS => return None,
+                b'{' | b'[' if self.levels + depth == MOST_LEVELS => return None,
                 b'{' | b'[' => depth += 1,
                 b'}' | b']' => {
                     depth -= 1;
@@ -185,6 +205,26 @@ mod tests {
         serde_json::from_slice(json).expect("JSON")
     }
 
+    fn fields(json: &[u8]) -> Result<Vec<(String, &[u8])>, BodyError> {
+        let mut fields = Vec::new();
+        super::fields(json, |name, scan| {
+            fields.push((name.into_owned(), scan.value()?));
+            Ok(())
+        })?;
+        Ok(fields)
+    }
+
+    fn items(json: &[u8]) -> Result<Vec<&[u8]>, BodyError> {
+        let mut items = Vec::new();
+        Scan::of_whole(json, |scan| {
+            scan.items(|scan| {
+                items.push(scan.value()?);
+                Ok(())
+            })
+        })?;
+        Ok(items)
+    }
+
     proptest! {
         #[test]
         fn the_parts_are_those_that_a_parser_finds(text in json()) {
@@ -192,13 +232,13 @@ mod tests {
                 Value::Object(whole) => {
                     let fields = fields(text.as_bytes()).expect("an object");
                     let parts: Map<String, Value> =
-                        fields.into_iter().map(|(name, value)| (name.into_owned(), read(value))).collect();
+                        fields.into_iter().map(|(name, value)| (name, read(value))).collect();
                     prop_assert_eq!(parts, whole);
                     prop_assert!(items(text.as_bytes()).is_err());
                 }
                 Value::Array(whole) => {
                     let items = items(text.as_bytes()).expect("an array");
-                    let items: Vec<_> = items.into_iter().map(|at| read(&text.as_bytes()[at])).collect();
+                    let items: Vec<_> = items.into_iter().map(read).collect();
                     prop_assert_eq!(items, whole);
                     prop_assert!(fields(text.as_bytes()).is_err());
                 }

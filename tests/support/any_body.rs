@@ -14,6 +14,7 @@ use kvspoa::request::{
 /// Where that does not hold.
 pub(crate) fn check(model: &Model, endpoint: Endpoint, body: &[u8], cut_at: usize) -> bool {
     let whole = model.read(endpoint, body);
+    assert!(model.read(endpoint, body) == whole, "the second time it is read otherwise");
     // gpt-oss is read in another way, and what is behind the first message with media is not looked at where it was written.
     let is_harmony = !model.is_told_by_tokenize();
     let read = body::parse(endpoint, body);
