@@ -16,6 +16,8 @@ mod head;
 mod json;
 #[path = "../../src/request/lengths.rs"]
 mod lengths;
+#[path = "../../src/request/limits.rs"]
+pub mod limits;
 #[path = "../../src/request/list.rs"]
 mod list;
 #[path = "../../src/request/partial.rs"]

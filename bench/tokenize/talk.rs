@@ -21,6 +21,7 @@ pub fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
             tokens,
             head: ask.prompt.head(),
             media: ask.media,
+            limits: ask.limits,
             identity_is_known: true,
             takes_tokens: false,
             model: ask.model,
