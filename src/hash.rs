@@ -8,6 +8,7 @@
 //! sequential, one multiplication a block.
 
 use crate::units::{BlockHash, SequenceHash, TokenId};
+use smallvec::SmallVec;
 use std::hash::{BuildHasher, RandomState};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -187,6 +188,39 @@ impl HashKey {
                 *hash = at;
             }
         }
+    }
+
+    /// [`Self::sequence`] of a prompt of so many `tokens`, which lie in runs one behind the other.
+    #[must_use]
+    pub fn sequence_of_runs<'t>(
+        &self,
+        root: SequenceHash,
+        runs: impl IntoIterator<Item = &'t [TokenId]>,
+        tokens: usize,
+        block_tokens: u32,
+    ) -> Vec<SequenceHash> {
+        let size = (block_tokens as usize).max(1);
+        let mut hashes = Vec::with_capacity(tokens / size);
+        // Of a block that goes on in the next run.
+        let mut begun: SmallVec<[TokenId; 64]> = SmallVec::new();
+        let mut at = root;
+        for mut run in runs {
+            if !begun.is_empty() {
+                let (missing, rest) = run.split_at(run.len().min(size - begun.len()));
+                begun.extend_from_slice(missing);
+                if begun.len() < size {
+                    continue;
+                }
+                at = self.chain(at, self.block(&begun));
+                hashes.push(at);
+                begun.clear();
+                run = rest;
+            }
+            self.sequence_into(at, run, block_tokens, &mut hashes);
+            at = hashes.last().copied().unwrap_or(root);
+            begun.extend_from_slice(run.chunks_exact(size).remainder());
+        }
+        hashes
     }
 
     /// [`Self::chain`] along `blocks` behind `parent`; `hashes` are these then.

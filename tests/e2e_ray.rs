@@ -245,7 +245,7 @@ fn rays_own_receiver_takes_the_tokens() {
     let endpoint = Endpoint::parse(&endpoint).expect("an endpoint");
     let channel = TokenChannels::default().connect(endpoint).expect("a socket");
     let tokens: Vec<TokenId> = [0, 1, 151_643, u32::MAX].map(TokenId).to_vec();
-    let key = eventually("Ray's receiver takes tokens", || channel.push(&tokens));
+    let key = eventually("Ray's receiver takes tokens", || channel.push(tokens.iter().copied()));
     let kept: Value = serde_json::from_str(&lines.next().expect("a message").expect("text")).expect("JSON");
     assert_eq!(kept, json!([key.to_string(), [0, 1, 151_643, u32::MAX]]));
 }

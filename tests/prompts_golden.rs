@@ -806,7 +806,7 @@ fn one_conversation_has_the_same_tokens_by_every_endpoint() {
     let model = model_of(include_str!("fixtures/templates/chatml.jinja"));
     let tokens = |endpoint, body: &Value| {
         let ask = model.read(endpoint, body.to_string().as_bytes()).expect("a body");
-        model.tokens(&ask, &|| false).expect("tokens").ids
+        model.tokens(&ask, &|| false).expect("tokens").ids.into_vec()
     };
     let [(endpoint, chat), others @ ..] = one_conversation();
     let text = render(&model, endpoint, &chat).expect("a text");

@@ -6,17 +6,22 @@ use kvspoa::request::Endpoint;
 use serde_json::{Value, json};
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub const BLOCK_TOKENS: u32 = 16;
 pub const ENDPOINT: Endpoint = Endpoint::ChatCompletions;
 
+/// Never reached, but looked at as in the agent.
+const DEADLINE: Duration = Duration::from_secs(60);
+
 /// A body's way to its block hashes, as [`kvspoa::route`] goes it.
 pub fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
+    let until = Instant::now() + DEADLINE;
     let name = model.repeats().key(ENDPOINT, body);
     let known = name.and_then(|name| model.repeats().get(name));
     let prompt = known.unwrap_or_else(|| {
         let ask = model.read(ENDPOINT, body).expect("a body");
-        let tokens = model.tokens(&ask, &|| false).expect("tokens");
+        let tokens = model.tokens(&ask, &|| Instant::now() >= until).expect("tokens");
         let prompt = Prompt {
             tokens,
             head: ask.prompt.head(),
@@ -33,7 +38,7 @@ pub fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
         }
         prompt
     });
-    black_box(key.sequence(key.plain_root(), &prompt.tokens.ids, BLOCK_TOKENS));
+    black_box(prompt.tokens.ids.sequence(key, key.plain_root(), &prompt.media, BLOCK_TOKENS));
     prompt.tokens.ids.len()
 }
 

@@ -4,8 +4,9 @@ use super::{Pool, Rank, RankState, Ranks, Servers};
 use crate::{
     hash::MediaItem,
     index::Overlaps,
+    prompt::TokenIds,
     select::{Candidate, PromptBlocks, Sequence, SequenceKey},
-    units::{RankId, Revision, SequenceHash, TokenId},
+    units::{RankId, Revision, SequenceHash},
 };
 use std::{sync::Arc, time::Instant};
 
@@ -18,7 +19,7 @@ pub struct Rendered<'p> {
     /// Which of them.
     pub revision: Revision,
     /// Its tokens: all, or the first ones.
-    pub tokens: &'p [TokenId],
+    pub tokens: &'p TokenIds,
     /// The media in them.
     pub media: &'p [MediaItem],
     /// Where its chain starts ([`Pool::root`]).
@@ -75,7 +76,7 @@ impl Pool {
         let sequence = |key: SequenceKey| {
             let prompt = prompts.iter().find(|prompt| prompt.revision == key.revision)?;
             let Rendered { root, tokens, media, prompt_tokens, .. } = *prompt;
-            let hashes = self.key.sequence_with_media(root, tokens, media, key.block_tokens);
+            let hashes = tokens.sequence(&self.key, root, media, key.block_tokens);
             Some(Sequence { key, tokens: prompt_tokens, hashes: hashes.into_boxed_slice() })
         };
         let sequences: Vec<Sequence> = keys.into_iter().filter_map(sequence).collect();

@@ -82,7 +82,7 @@ mod tests {
         let tokens: Vec<TokenId> = (0..35).map(TokenId).collect();
         let rendered = Rendered {
             revision: Revision::default(),
-            tokens: &tokens,
+            tokens: &tokens.into(),
             media: &[],
             root: pool.key.plain_root(),
             prompt_tokens: 35,

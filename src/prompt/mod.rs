@@ -7,6 +7,7 @@ mod error;
 mod files;
 mod fingerprint;
 mod harmony;
+mod ids;
 mod legacy;
 mod messages;
 mod options;
@@ -17,6 +18,7 @@ mod tokenizer;
 
 pub use error::{ModelError, PromptError};
 pub use fingerprint::Fingerprint;
+pub use ids::TokenIds;
 pub use options::ModelOptions;
 pub use repeats::{BodyKey, Prompt, Repeats};
 pub use template::ContentFormat;
@@ -257,7 +259,7 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn tokenize(&self, prompt: &PromptInput) -> Result<Vec<TokenId>, PromptError> {
-        self.tokenize_all(prompt, None, &|| false).map(|prompt| prompt.ids)
+        self.tokenize_all(prompt, None, &|| false).map(|prompt| prompt.ids.into_vec())
     }
 
     /// The token ids of a text as it is.
@@ -265,7 +267,7 @@ impl Model {
     /// # Errors
     /// The tokenizer fails.
     pub fn tokenize_text(&self, text: &str) -> Result<Vec<TokenId>, PromptError> {
-        self.tokenizer.encode_until(text, false, &|| false).map(|encoded| encoded.ids)
+        self.tokenizer.encode_until(text, false, &|| false).map(|encoded| encoded.ids.into_vec())
     }
 
     fn tokenize_all(
@@ -296,7 +298,7 @@ impl Model {
                 self.tokenizer.encode_until(text, *add_special_tokens, time_is_up)?
             }
             PromptInput::Tokens(tokens) => {
-                Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
+                Encoded { ids: tokens.clone().into(), is_whole: true, work: Work::default() }
             }
             PromptInput::Several(prompts) => {
                 let none = Tokens { is_whole: true, ..Tokens::default() };
@@ -316,7 +318,7 @@ impl Model {
         }
         if matches!(prompt, PromptInput::Tokens(_)) {
             // Of those that it drops the engine takes any.
-            self.check_ids(&ids)?;
+            self.check_ids(ids.iter())?;
         }
         match (ids.is_empty(), is_whole) {
             (true, true) => Err(PromptError::Empty),
@@ -353,7 +355,7 @@ impl Model {
     fn truncate(
         &self,
         prompt: &PromptInput,
-        ids: &mut Vec<TokenId>,
+        ids: &mut TokenIds,
         is_whole: bool,
         truncation: Truncation,
     ) -> Result<(), PromptError> {
@@ -366,7 +368,12 @@ impl Model {
             _ => false,
         };
         let around = if has_own { self.tokenizer.around() } else { (0, 0) };
-        if truncation.apply(ids, around) { Ok(()) } else { Err(PromptError::UnknownContext) }
+        let mut all = std::mem::take(ids).into_vec();
+        if !truncation.apply(&mut all, around) {
+            return Err(PromptError::UnknownContext);
+        }
+        *ids = all.into();
+        Ok(())
     }
 
     fn beginning(
@@ -393,8 +400,8 @@ impl Model {
                 self.tokenizer.encode_beginning(text, *add_special_tokens, time_is_up)?
             }
             PromptInput::Tokens(tokens) => {
-                self.check_ids(tokens)?;
-                Encoded { ids: tokens.clone(), is_whole: true, work: Work::default() }
+                self.check_ids(tokens.iter().copied())?;
+                Encoded { ids: tokens.clone().into(), is_whole: true, work: Work::default() }
             }
             PromptInput::Several(_) | PromptInput::Harmony(_) => return Err(PromptError::NothingKnown),
         };
@@ -408,9 +415,9 @@ impl Model {
         Ok(Tokens { total: ids.len(), ids, is_whole: false, work })
     }
 
-    fn check_ids(&self, ids: &[TokenId]) -> Result<(), PromptError> {
+    fn check_ids(&self, mut ids: impl Iterator<Item = TokenId>) -> Result<(), PromptError> {
         match self.ids_end {
-            Some(end) if ids.iter().any(|id| id.0 >= end) => Err(PromptError::BeyondVocabulary),
+            Some(end) if ids.any(|id| id.0 >= end) => Err(PromptError::BeyondVocabulary),
             _ => Ok(()),
         }
     }
@@ -427,7 +434,7 @@ impl Model {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tokens {
     /// The prompt's ids; of several prompts those of the longest.
-    pub ids: Vec<TokenId>,
+    pub ids: TokenIds,
     /// How many tokens all prompts of the request have together, as far as they are known.
     pub total: usize,
     /// Whether these are all, and not only the first ones.

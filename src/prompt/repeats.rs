@@ -5,7 +5,6 @@ use crate::hash::MediaItem;
 use crate::recent::{CacheStats, Key, Recent};
 use crate::request::Endpoint;
 use crate::request::limits::Limits;
-use crate::units::TokenId;
 use std::sync::Arc;
 
 /// Few, so that each holds the ids of long prompts.
@@ -66,8 +65,8 @@ impl Repeats {
     pub fn keep(&self, key: BodyKey, prompt: &Arc<Prompt>) {
         let Some(recent) = self.0.as_ref().filter(|_| prompt.tokens.is_whole) else { return };
         let texts = [&prompt.model, &prompt.cache_salt].into_iter().flatten().map(String::capacity);
-        let ids = prompt.tokens.ids.capacity() * size_of::<TokenId>();
         let media = prompt.media.iter().map(|item| size_of::<MediaItem>() + item.identifier.capacity());
+        let ids = prompt.tokens.ids.memory_bytes();
         let bytes = size_of::<Prompt>() + ids + texts.sum::<usize>() + media.sum::<usize>();
         recent.insert(key.0, Arc::clone(prompt), bytes);
     }
@@ -80,9 +79,10 @@ impl Repeats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::TokenId;
 
     fn prompt(is_whole: bool) -> Arc<Prompt> {
-        let tokens = Tokens { ids: vec![TokenId(7)], total: 1, is_whole, ..Tokens::default() };
+        let tokens = Tokens { ids: vec![TokenId(7)].into(), total: 1, is_whole, ..Tokens::default() };
         Arc::new(Prompt {
             tokens,
             head: 0,

@@ -5,7 +5,7 @@ use crate::request::body::{Endpoint, parse};
 fn tokens(body: &str) -> Vec<TokenId> {
     let model = Model::embedded().expect("the embedded model");
     let ask = parse(Endpoint::ChatCompletions, body.as_bytes()).expect("a body");
-    model.tokens(&ask, &|| false).expect("tokens").ids
+    model.tokens(&ask, &|| false).expect("tokens").ids.into_vec()
 }
 
 fn rendered(body: &str) -> String {
@@ -36,10 +36,10 @@ fn of_several_prompts_the_longest_counts_and_all_together() {
     let body = r#"{"prompt": [[1, 2], [3, 4, 5], [6]], "truncate_prompt_tokens": 2}"#;
     let mut ask = parse(Endpoint::Completions, body.as_bytes()).expect("a body");
     let all = model.tokens(&ask, &|| false).expect("tokens");
-    assert_eq!((all.ids, all.total), (vec![TokenId(1), TokenId(2)], 5));
+    assert_eq!((all.ids.into_vec(), all.total), (vec![TokenId(1), TokenId(2)], 5));
     ask.limits.truncation = None;
     let all = model.tokens(&ask, &|| false).expect("tokens");
-    assert_eq!((all.ids, all.total), (vec![TokenId(3), TokenId(4), TokenId(5)], 6));
+    assert_eq!((all.ids.into_vec(), all.total), (vec![TokenId(3), TokenId(4), TokenId(5)], 6));
 }
 
 #[test]

@@ -71,10 +71,10 @@ impl TokenChannel {
     /// Sends the tokens of one prompt and returns their key; `None` if the replica does not take them now: it is not
     /// connected, or too far behind.
     #[must_use]
-    pub fn push(&self, tokens: &[TokenId]) -> Option<TokenKey> {
+    pub fn push(&self, tokens: impl IntoIterator<Item = TokenId>) -> Option<TokenKey> {
         let key = TokenKey(uuid::Uuid::new_v4());
         let name = Message::from(key.to_string().as_str());
-        let ids: Vec<u8> = tokens.iter().flat_map(|token| token.0.to_le_bytes()).collect();
+        let ids: Vec<u8> = tokens.into_iter().flat_map(|token| token.0.to_le_bytes()).collect();
         let socket = self.socket.lock();
         // Once the first frame is taken, so is the second: a message is queued as a whole.
         socket.send(name, DONTWAIT | zmq::SNDMORE).ok()?;
@@ -105,7 +105,7 @@ mod tests {
     fn push(channel: &TokenChannel, tokens: &[TokenId]) -> TokenKey {
         let started = Instant::now();
         loop {
-            if let Some(key) = channel.push(tokens) {
+            if let Some(key) = channel.push(tokens.iter().copied()) {
                 return key;
             }
             assert!(started.elapsed() < Duration::from_secs(10), "never connected");
@@ -140,6 +140,6 @@ mod tests {
         let (receiver, endpoint) = receiver(&context);
         drop(receiver);
         let channel = TokenChannels::default().connect(endpoint).expect("a socket");
-        assert_eq!(channel.push(&[TokenId(1)]), None);
+        assert_eq!(channel.push([TokenId(1)]), None);
     }
 }

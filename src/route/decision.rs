@@ -5,11 +5,11 @@ use super::Reason;
 use crate::{
     config::Handling,
     pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
-    prompt::Prompt,
+    prompt::{Prompt, TokenIds},
     replica::TokenKey,
     select::{Ask, Choice},
     spop::{Actions, Scope},
-    units::{RankId, TokenId},
+    units::RankId,
 };
 use serde::Serialize;
 use std::{sync::Arc, time::Duration};
@@ -206,8 +206,8 @@ impl Decision {
 
     /// The prompt's tokens, where they are known.
     #[must_use]
-    pub fn tokens(&self) -> Option<&[TokenId]> {
-        self.prompt.as_ref().map(|prompt| &prompt.tokens.ids[..])
+    pub fn tokens(&self) -> Option<&TokenIds> {
+        self.prompt.as_ref().map(|prompt| &prompt.tokens.ids)
     }
 
     /// The rank chosen, by the names that HAProxy and the engine know.
@@ -248,7 +248,7 @@ impl Decision {
             mode = self.handling.as_str(),
             reason = self.reason.as_str(),
             state = self.state.as_str(),
-            prompt_tokens = self.tokens().map(<[_]>::len),
+            prompt_tokens = self.tokens().map(TokenIds::len),
             matched_tokens = self.chosen.map(|chosen| chosen.matched_tokens),
             history_tokens = self.chosen.map(|chosen| chosen.history_tokens),
             prompt_us = self.stages.prompt.as_micros() as u64,

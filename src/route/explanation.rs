@@ -3,9 +3,9 @@
 use super::{Decision, State};
 use crate::{
     pool::{Rank, RankState, ServerView, Stream},
+    prompt::TokenIds,
     replica::ServerState,
     select::{Excluded, Terms},
-    units::TokenId,
 };
 use serde::Serialize;
 
@@ -131,9 +131,9 @@ impl Decision {
         let chosen_size =
             known.clone().find(|(rank, _)| self.chosen.is_some_and(|chosen| chosen.rank == *rank));
         let work = self.prompt.as_ref().map(|prompt| prompt.tokens.work).unwrap_or_default();
-        let ids = |tokens: &[TokenId]| tokens.iter().map(|token| token.0).collect();
+        let ids = |tokens: &TokenIds| tokens.iter().map(|token| token.0).collect();
         Explanation {
-            prompt_tokens: self.tokens().map(<[_]>::len),
+            prompt_tokens: self.tokens().map(TokenIds::len),
             text_bytes: work.text_bytes,
             pieces: work.pieces,
             reused_pieces: work.reused_pieces,

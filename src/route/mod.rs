@@ -186,7 +186,7 @@ impl Router {
     fn send_tokens(&self, decision: &mut Decision) {
         let Some(prompt) = decision.prompt.as_ref().filter(|prompt| prompt.takes_tokens) else { return };
         let Some(channel) = decision.target().and_then(|rank| rank.tokens.as_ref()) else { return };
-        let key = channel.push(&prompt.tokens.ids);
+        let key = channel.push(prompt.tokens.ids.iter());
         let counter = if key.is_some() { &self.metrics.tokens_sent } else { &self.metrics.tokens_not_sent };
         counter.increment(1);
         decision.token_key = key;

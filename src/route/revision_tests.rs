@@ -120,7 +120,7 @@ async fn each_replica_is_matched_by_the_prompt_that_its_own_renderer_makes() {
         let cached = (prompt.len() - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
         assert_eq!(decision.chosen.map(|chosen| chosen.matched_tokens as usize), Some(cached));
         assert_eq!((decision.state, decision.reason), (State::Exact, Reason::Overlap));
-        assert_eq!(decision.tokens(), Some(&prompt[..]), "the record is of the prompt that is sent there");
+        assert_eq!(decision.tokens(), Some(&prompt.into()), "the record is of the prompt that is sent there");
     }
 }
 

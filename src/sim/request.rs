@@ -114,7 +114,7 @@ impl Served {
             ask.limits = ask.limits.within(Some(self.max_model_len));
             let tokens = match staged.take().filter(|staged| is_one && !staged.is_empty()) {
                 Some(staged) => staged,
-                None => self.model.tokens(&ask, &|| false)?.ids,
+                None => self.model.tokens(&ask, &|| false)?.ids.into_vec(),
             };
             let (length, finish_reason) =
                 self.answer_length(endpoint, &ask, tokens.len(), flag("ignore_eos"))?;

@@ -86,6 +86,7 @@ impl Scene {
 
     fn look_up(&self, tokens: &[TokenId], root: SequenceHash) -> Lookup {
         let prompt_tokens = tokens.len() as u32;
+        let tokens = &tokens.to_vec().into();
         let prompt = Rendered { revision: Revision(0), tokens, media: &[], root, prompt_tokens };
         self.pool.lookup(&[prompt], prompt_tokens, Instant::now())
     }

@@ -27,6 +27,7 @@ pub(super) struct Cutter {
     raw: Automaton,
     /// The tokens that are looked for in what is left after normalizing; only if that changes nothing.
     normalized: Option<Automaton>,
+    finds_all: bool,
 }
 
 /// An entry of `added_tokens` in a `tokenizer.json`.
@@ -79,9 +80,17 @@ impl Cutter {
         if any(&|token| token.single_word) || (any(&AddedToken::looks_aside) && any(&blank_ends)) {
             return None;
         }
+        let looks_aside = any(&AddedToken::looks_aside);
         let (normalized, raw): (Vec<_>, Vec<_>) = tokens.into_iter().partition(|token| token.normalized);
-        let normalized = if has_no_normalizer(json) { Some(Automaton::new(&normalized)?) } else { None };
-        Some(Self { raw: Automaton::new(&raw)?, normalized })
+        let no_normalizer = has_no_normalizer(json);
+        let finds_all = !looks_aside && (no_normalizer || normalized.is_empty());
+        let normalized = if no_normalizer { Some(Automaton::new(&normalized)?) } else { None };
+        Some(Self { raw: Automaton::new(&raw)?, normalized, finds_all })
+    }
+
+    /// Whether no added token stands in the texts between those that are cut out.
+    pub(super) const fn finds_all(&self) -> bool {
+        self.finds_all
     }
 
     /// Calls `take` with each piece of `text` in order; stops at the first error.

@@ -26,6 +26,12 @@ impl Tokenize for Fast {
         ids.extend(encoded.into_iter().map(TokenId));
         Ok(())
     }
+
+    fn encode_plain(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PromptError> {
+        let encoded = self.0.encode_ordinary(text).map_err(|_| PromptError::Tokenizer)?;
+        ids.extend(encoded.into_iter().map(TokenId));
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Fast {

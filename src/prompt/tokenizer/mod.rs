@@ -10,6 +10,7 @@ mod pieces;
 mod probe;
 
 use super::error::PromptError;
+use super::ids::TokenIds;
 use crate::recent::CacheStats;
 use crate::units::TokenId;
 use cache::SegmentCache;
@@ -32,6 +33,14 @@ pub trait Tokenize: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`PromptError::Tokenizer`] where the tokenizer fails.
     fn encode(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PromptError>;
+
+    /// The same for a text in which no added token stands.
+    ///
+    /// # Errors
+    /// As [`Tokenize::encode`].
+    fn encode_plain(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PromptError> {
+        self.encode(text, ids)
+    }
 }
 
 /// A model's tokenizer, with a cache of what it tokenized lately.
@@ -50,6 +59,8 @@ struct Cached {
     /// For long pieces.
     lines: Option<Lines>,
     segments: SegmentCache,
+    /// Whether no added token stands in what the cutter leaves.
+    leaves_plain_text: bool,
     /// How many pieces were not even looked for, as they stood in a text whose ids are known.
     in_known_texts: AtomicU64,
 }
@@ -62,17 +73,23 @@ impl Tokenizer {
         let largest_id = reference.largest_id();
         let parsed: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let added_tokens = parsed["added_tokens"].clone();
-        let cached = Cutter::new(&parsed)
-            .filter(|cutter| cache_bytes > 0 && probe::can_be_cut(&reference, cutter, &added_tokens))
+        let whole = |text: &str, ids: &mut Vec<TokenId>| reference.encode(text, ids);
+        let mut cached = Cutter::new(&parsed)
+            .filter(|cutter| cache_bytes > 0 && probe::can_be_cut(&reference, cutter, whole, &added_tokens))
             .map(|cutter| Cached {
-                cutter,
                 lines: Lines::new(&parsed)
                     .filter(|lines| probe::can_be_cut_between(&reference, *lines, &added_tokens)),
                 segments: SegmentCache::new(cache_bytes),
+                leaves_plain_text: cutter.finds_all(),
                 in_known_texts: AtomicU64::new(0),
+                cutter,
             });
         // The reference is dropped where the fast one does: each takes hundreds of megabytes.
         let fast = Fast::from_json(parsed).ok().filter(|fast| probe::agrees(&reference, fast, &added_tokens));
+        if let (Some(cached), Some(fast)) = (&mut cached, &fast) {
+            let plain = |text: &str, ids: &mut Vec<TokenId>| fast.encode_plain(text, ids);
+            cached.leaves_plain_text &= probe::can_be_cut(&reference, &cached.cutter, plain, &added_tokens);
+        }
         let backend: Box<dyn Tokenize> = match fast {
             Some(fast) => Box::new(fast),
             None => Box::new(reference),
@@ -93,7 +110,7 @@ impl Tokenizer {
     /// The ids of a whole text.
     #[cfg(test)]
     fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, PromptError> {
-        self.encode_until(text, add_special_tokens, &|| false).map(|encoded| encoded.ids)
+        self.encode_until(text, add_special_tokens, &|| false).map(|encoded| encoded.ids.into_vec())
     }
 
     /// The ids of a text, and whether these are all: between two pieces the work ends if `time_is_up`.
@@ -104,7 +121,7 @@ impl Tokenizer {
         time_is_up: TimeIsUp<'_>,
     ) -> Result<Encoded, PromptError> {
         self.encode_within(text.len(), add_special_tokens, |ids, work| {
-            self.encode_text(text, ids, work, time_is_up)
+            self.encode_text(text, ids.own(), work, time_is_up)
         })
     }
 
@@ -113,19 +130,18 @@ impl Tokenizer {
         &self,
         text_bytes: usize,
         add_special_tokens: bool,
-        encode: impl FnOnce(&mut Vec<TokenId>, &mut Work) -> Result<bool, PromptError>,
+        encode: impl FnOnce(&mut TokenIds, &mut Work) -> Result<bool, PromptError>,
     ) -> Result<Encoded, PromptError> {
-        // Most tokens have three to five bytes.
-        let mut ids = Vec::with_capacity(text_bytes / 3 + 8);
+        let mut ids = TokenIds::default();
         let around = match &self.around {
             _ if !add_special_tokens => None,
             Some(around) => Some(around),
             None => return Err(PromptError::Tokenizer),
         };
-        ids.extend(around.iter().flat_map(|(before, _)| before));
+        ids.own().extend(around.iter().flat_map(|(before, _)| before));
         let mut work = Work { text_bytes, ..Work::default() };
         let is_whole = encode(&mut ids, &mut work)?;
-        ids.extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
+        ids.own().extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
         Ok(Encoded { ids, is_whole, work })
     }
 
@@ -145,7 +161,9 @@ impl Tokenizer {
             let after =
                 self.around.as_ref().filter(|_| add_special_tokens).map_or(0, |(_, after)| after.len());
             let certain = encoded.ids.len().saturating_sub(after + UNCERTAIN_TOKENS);
-            encoded.ids.truncate(certain);
+            let mut ids = encoded.ids.into_vec();
+            ids.truncate(certain);
+            encoded.ids = ids.into();
         }
         Ok(encoded)
     }
@@ -157,6 +175,8 @@ impl Tokenizer {
         work: &mut Work,
         time_is_up: TimeIsUp<'_>,
     ) -> Result<bool, PromptError> {
+        // Most tokens have three to five bytes.
+        ids.reserve(text.len() / 3 + 8);
         let Some(cached) = &self.cached else { return self.backend.encode(text, ids).map(|()| true) };
         let result = cached.cutter.cut(text, |piece| match piece {
             Piece::Token(id) => {
@@ -201,9 +221,10 @@ impl Tokenizer {
         }
         work.pieces += 1;
         let mut reused = true;
+        let is_plain = self.cached.as_ref().is_some_and(|cached| cached.leaves_plain_text);
         let mut encode = |ids: &mut Vec<TokenId>| {
             reused = false;
-            self.backend.encode(piece, ids)
+            if is_plain { self.backend.encode_plain(piece, ids) } else { self.backend.encode(piece, ids) }
         };
         match &self.cached {
             Some(cached) => cached.segments.encode(piece, ids, encode),
@@ -226,7 +247,7 @@ impl Tokenizer {
 /// A text in tokens.
 #[derive(Debug)]
 pub(super) struct Encoded {
-    pub(super) ids: Vec<TokenId>,
+    pub(super) ids: TokenIds,
     /// Whether these are all.
     pub(super) is_whole: bool,
     pub(super) work: Work,

@@ -50,10 +50,10 @@ impl Tokenizer {
             }
             match self.encode_piece(text, &mut ids, &mut work, time_is_up) {
                 Ok(()) => {}
-                Err(Halt::TimeIsUp) => return Ok(Encoded { ids, is_whole: false, work }),
+                Err(Halt::TimeIsUp) => return Ok(Encoded { ids: ids.into(), is_whole: false, work }),
                 Err(Halt::Failed(error)) => return Err(error),
             }
         }
-        Ok(Encoded { ids, is_whole: true, work })
+        Ok(Encoded { ids: ids.into(), is_whole: true, work })
     }
 }

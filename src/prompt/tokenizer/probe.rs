@@ -1,5 +1,6 @@
 //! Checks at load time that a faster way makes the same ids as the reference.
 
+use super::PromptError;
 use super::Tokenize;
 use super::cut::{Cutter, Piece};
 use super::lines::Lines;
@@ -58,8 +59,13 @@ pub(super) fn agrees(reference: &dyn Tokenize, other: &dyn Tokenize, added_token
     texts(added_tokens).all(|text| same(reference, &text, |ids| other.encode(&text, ids).is_ok()))
 }
 
-/// Whether the ids of cut texts, put together, are those of whole ones.
-pub(super) fn can_be_cut(reference: &dyn Tokenize, cutter: &Cutter, added_tokens: &Value) -> bool {
+/// Whether the ids of cut texts, put together, are those of whole ones, if `encode` makes them.
+pub(super) fn can_be_cut(
+    reference: &dyn Tokenize,
+    cutter: &Cutter,
+    encode: impl Fn(&str, &mut Vec<TokenId>) -> Result<(), PromptError>,
+    added_tokens: &Value,
+) -> bool {
     texts(added_tokens).all(|text| {
         same(reference, &text, |ids| {
             let result = cutter.cut(&text, |piece| match piece {
@@ -67,7 +73,7 @@ pub(super) fn can_be_cut(reference: &dyn Tokenize, cutter: &Cutter, added_tokens
                     ids.push(id);
                     Ok(())
                 }
-                Piece::Text(piece) => reference.encode(piece, ids),
+                Piece::Text(piece) => encode(piece, ids),
             });
             result.is_ok()
         })

@@ -1,6 +1,8 @@
 use super::*;
+use crate::prompt::{Endpoint, Model};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::cell::Cell;
 
 /// The embedded tokenizer with other added tokens and, if given, another normalizer.
 fn tokenizer_json(added: &[(&str, bool)], normalizer: Option<Value>) -> Vec<u8> {
@@ -110,4 +112,73 @@ fn a_probe_finds_ids_that_differ() {
     let added = json!([{"content": "<|im_start|>"}, {"content": "<think>"}]);
     assert!(probe::agrees(&reference, &reference, &added));
     assert!(!probe::agrees(&reference, &other, &added));
+}
+
+/// Messages of which each text ends and begins somehow, in every order, by a template that puts them side by side.
+#[test]
+fn the_ids_of_known_texts_make_those_of_the_whole_text() {
+    const PARTS: [&str; 14] = [
+        "<a>",
+        "<<a>>",
+        "a>>b",
+        "<Usr|>",
+        "Usr|",
+        "<think>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<",
+        ">",
+        "\n",
+        "e",
+        "\u{301}",
+        "x y",
+    ];
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<a>go' if add_generation_prompt }}";
+    let mut random = fastrand::Rng::with_seed(5);
+    let (mut late, mut known) = (0, 0);
+    for normalizer in [Value::Null, json!({"type": "NFC"})] {
+        let json = tokenizer_json(&ADDED, Some(normalizer));
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::write(dir.path().join("tokenizer.json"), &json).expect("a file");
+        std::fs::write(dir.path().join("chat_template.jinja"), template).expect("a file");
+        let model = Model::load(dir.path()).expect("a model");
+        let reference = HuggingFace::from_json(&json).expect("a tokenizer");
+        let texts: Vec<String> = (0..40)
+            .map(|at| {
+                let mut text: String = (0..random.usize(1..6)).filter_map(|_| random.choice(PARTS)).collect();
+                if at % 4 == 0 {
+                    text.insert_str(
+                        text.len() - text.chars().last().map_or(0, char::len_utf8),
+                        &"so 12 ".repeat(20),
+                    );
+                }
+                text
+            })
+            .collect();
+        for _ in 0..400 {
+            let chosen: Vec<&String> =
+                (0..random.usize(1..8)).filter_map(|_| random.choice(&texts)).collect();
+            let messages: Vec<Value> =
+                chosen.iter().map(|text| json!({"role": "user", "content": text})).collect();
+            let text: String = chosen.into_iter().map(String::as_str).chain(["<a>go"]).collect();
+            let mut whole = Vec::new();
+            reference.encode(&text, &mut whole).expect("ids");
+            let body = json!({ "messages": messages }).to_string();
+            let ask = model.read(Endpoint::ChatCompletions, body.as_bytes()).expect("a body");
+            let left = Cell::new(random.usize(..40));
+            let time_is_up = || left.replace(left.get().saturating_sub(1)) == 0;
+            match model.tokens(&ask, &time_is_up) {
+                Ok(tokens) if !tokens.is_whole => {
+                    late += 1;
+                    assert!(TokenIds::from(whole.clone()).starts_with(&tokens.ids), "{text:?}");
+                }
+                Ok(tokens) => assert_eq!(tokens.ids.into_vec(), whole, "{text:?}"),
+                Err(error) => assert_eq!(error, PromptError::Late),
+            }
+            let tokens = model.tokens(&ask, &|| false).expect("tokens");
+            assert_eq!(tokens.ids.into_vec(), whole, "{text:?}");
+        }
+        known += model.known_stats().hits;
+    }
+    assert!(late > 20 && known > 500, "{late}, {known}");
 }
