@@ -234,3 +234,109 @@ fn tools_to_be_called_are_refused_where_the_engine_was_not_told_of_calls() {
     assert_eq!(claude(r#", "tool_choice": {"type": "any"}"#), [false, true]);
     assert_eq!(claude(r#", "tool_choice": {"type": "none"}"#), [true, true]);
 }
+
+/// A model whose prompts begin with all that can change a beginning, and with a token of the tokenizer's own.
+fn telling_model() -> Model {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut json: serde_json::Value =
+        serde_json::from_str(include_str!("tiny/tokenizer.json")).expect("a tokenizer");
+    json["post_processor"] = serde_json::json!({"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}});
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("a file");
+    write("tokenizer.json", &json.to_string());
+    write(
+        "chat_template.jinja",
+        "{{ tools }} {{ documents }} {{ reasoning_effort }} {{ enable_thinking }} {{ x }}\
+         {% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}",
+    );
+    let options = ModelOptions { exclude_unused_tools: true, ..ModelOptions::default() };
+    Model::load_with(dir.path(), options).expect("a model")
+}
+
+/// A field of a body: what it says where it was seen, and what it says where it was not, which changes how the prompt starts, or
+/// whose it is.
+type Telling = (&'static str, &'static str, &'static str);
+
+#[test]
+fn what_changes_a_beginning_and_was_cut_off_leaves_it_unsure() {
+    const MODEL: Telling = ("model", "null", r#""m""#);
+    const SALT: Telling = ("cache_salt", "null", r#""s""#);
+    const FORWARDED: Telling = ("kv_transfer_params", "null", r#"{"prompt_token_ids": [1, 2]}"#);
+    const ARGUMENTS: Telling = ("chat_template_kwargs", "null", r#"{"x": 7}"#);
+    const TOOL: &str = r#"[{"type": "function", "function": {"name": "f"}}]"#;
+    const CLAUDE_TOOL: &str = r#"[{"name": "f", "input_schema": {"type": "object"}}]"#;
+    const FUNCTION: &str = r#"[{"type": "function", "name": "f"}]"#;
+    const CHAT: &[Telling] = &[
+        ("tools", TOOL, TOOL),
+        ("tool_choice", r#""auto""#, r#""none""#),
+        ("documents", "null", r#"[{"text": "a"}]"#),
+        ("reasoning_effort", "null", r#""high""#),
+        ("add_special_tokens", "false", "true"),
+        ("truncate_prompt_tokens", "null", "9"),
+    ];
+    const MESSAGES: &[Telling] = &[
+        ("system", "null", r#""Be brief.""#),
+        ("tools", CLAUDE_TOOL, CLAUDE_TOOL),
+        ("tool_choice", r#"{"type": "auto"}"#, r#"{"type": "none"}"#),
+        ("output_config", "null", r#"{"effort": "high"}"#),
+        ("thinking", "null", r#"{"type": "disabled"}"#),
+    ];
+    const RESPONSES: &[Telling] = &[
+        ("instructions", "null", r#""Be brief.""#),
+        ("tools", FUNCTION, FUNCTION),
+        ("tool_choice", r#""auto""#, r#""none""#),
+        ("reasoning", "null", r#"{"effort": "high"}"#),
+        ("truncation", r#""disabled""#, r#""auto""#),
+        ("previous_response_id", "null", r#""r""#),
+        ("previous_input_messages", "null", "[1]"),
+        ("prompt", "null", r#"{"id": "p"}"#),
+    ];
+    const COMPLETIONS: &[Telling] =
+        &[("add_special_tokens", "true", "false"), ("truncate_prompt_tokens", "null", "9")];
+    const GENERATE: &[Telling] = &[
+        ("features", "null", r#"{"mm_hashes": {}}"#),
+        ("content_parts", "null", r#"[{"type": "image_url"}]"#),
+    ];
+    let model = telling_model();
+    let text = "tell me of all the ships that you have seen in the harbour on a day of snow ".repeat(3);
+    let turns = format!(r#"[{{"role": "user", "content": "{text}"}}]"#);
+    let ids = format!("[{}]", ["7"; 40].join(", "));
+    for (endpoint, prompt, own, shared) in [
+        (Endpoint::ChatCompletions, format!(r#""messages": {turns}"#), CHAT, &[FORWARDED, ARGUMENTS][..]),
+        (Endpoint::Messages, format!(r#""messages": {turns}"#), MESSAGES, &[FORWARDED, ARGUMENTS]),
+        (Endpoint::Responses, format!(r#""input": {turns}"#), RESPONSES, &[FORWARDED, ARGUMENTS]),
+        (Endpoint::Completions, format!(r#""prompt": "{text}""#), COMPLETIONS, &[]),
+        (Endpoint::Generate, format!(r#""token_ids": {ids}"#), GENERATE, &[]),
+    ] {
+        let whole = |body: &str| {
+            let mut ask = parse(endpoint, body.as_bytes()).ok()?;
+            // Some truncations go by it.
+            ask.limits = ask.limits.within(Some(16));
+            ask.limits.context_tokens = None;
+            model.tokens(&ask, &|| false).ok().map(|tokens| tokens.ids)
+        };
+        let cut = |beginning: &str| {
+            let ask = crate::request::partial::parse(endpoint, beginning.as_bytes()).ok()?;
+            Some((model.tokens(&ask, &|| false).expect("tokens").ids, ask.identity_is_known))
+        };
+        let fields: Vec<_> = own.iter().chain(shared).chain(&[MODEL, SALT]).collect();
+        let without = |field: &str| -> String {
+            let others = fields.iter().filter(|(name, ..)| *name != field);
+            others.map(|(name, seen, _)| format!(r#""{name}": {seen}, "#)).collect()
+        };
+        let (ids, known) = cut(&format!("{{{}{prompt}, ", without(""))).expect("a beginning");
+        assert!(known && !ids.is_empty(), "{endpoint:?}: all was seen");
+        for (field, _, changed) in &fields {
+            let beginning = format!("{{{}{prompt}, ", without(field));
+            // Without its media, nothing of a prompt of ids is used.
+            let Some((ids, known)) = cut(&beginning) else { continue };
+            assert!(!known, "{endpoint:?}: {field} was not seen");
+            let is_other = whole(&format!(r#"{beginning}"{field}": {changed}}}"#))
+                .is_none_or(|whole| !whole.starts_with(&ids));
+            let is_of_another_cache = matches!(*field, "model" | "cache_salt");
+            assert!(is_other || is_of_another_cache, "{endpoint:?}: {field} changes nothing");
+        }
+    }
+}

@@ -249,7 +249,8 @@ fn haproxy_files(
          timeout server 120s\n    timeout connect 2s\n    timeout http-request 60s\n    retries 3\n\
          frontend fe\n    bind {http}\n    option httplog\n{}{}    default_backend {POOL}\n\
          backend {POOL}\n    balance {}\n    http-response set-header x-served-by %s\n    \
-         http-response set-header x-kv-reason %[var(txn.kv.reason)]\n{}",
+         http-response set-header x-kv-reason %[var(txn.kv.reason)]\n    \
+         http-response set-header x-kv-state %[var(txn.kv.state)]\n{}",
         setup.bufsize,
         form(Form::Frontend),
         if setup.other_pool { OTHER_POOL_RULE } else { "" },

@@ -11,11 +11,10 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// What may be added to a text that was cut; each begins otherwise than the others.
-const ENDS: [&str; 3] = ["Q", "R.\n</think>\n\nS", "\u{e000}"];
-
-/// Who may speak next, and after that.
-const NEXT: [&[&str]; 3] = [&[], &["user"], &["assistant", "user"]];
+/// What may be added to a text that was cut, who may speak next, and whether the answer is opened then. Each text begins
+/// otherwise than the others.
+const ENDS: [(&str, &[&str], bool); 3] =
+    [("Q", &[], false), ("R.\n</think>\n\nS", &["user"], true), ("\u{e000}", &["assistant", "user"], true)];
 
 impl Templates {
     /// The text with which the prompt certainly starts.
@@ -27,9 +26,9 @@ impl Templates {
         let mut known: Option<String> = None;
         let mut rendered = 0;
         let mut failed = PromptError::NothingKnown;
-        for (end, next) in ENDS.into_iter().zip(NEXT) {
+        for (end, next, add_generation_prompt) in ENDS {
             let mut continued = Conversation {
-                add_generation_prompt: false,
+                add_generation_prompt,
                 continue_final_message: false,
                 cut: None,
                 ..conversation.clone()
@@ -88,6 +87,8 @@ mod tests {
         assert_eq!(known(source, TURNS, Cut::AfterMessage).as_deref(), Ok("<user>u</><assistant>"));
         let counts = "{{ messages | length }}: {{ messages[0].content }}";
         assert_eq!(known(counts, TURNS, Cut::AfterMessage).as_deref(), Ok(""));
+        let opens = "{{ messages[0].content }} {{ add_generation_prompt }}";
+        assert_eq!(known(opens, TURNS, Cut::AfterMessage).as_deref(), Ok("u "));
     }
 
     #[test]
