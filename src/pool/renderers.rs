@@ -123,6 +123,12 @@ impl Renderers {
         self.all.iter().map(one).eq(other.all.iter().map(one))
     }
 
+    /// Whether a request may bring a chat template of its own, which may be much work however short it is.
+    #[must_use]
+    pub fn take_templates(&self) -> bool {
+        self.models().any(|model| model.takes_request_templates())
+    }
+
     fn models(&self) -> impl Iterator<Item = &Arc<Model>> {
         self.all.iter().map(|renderer| &renderer.model)
     }

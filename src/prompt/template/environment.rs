@@ -11,6 +11,10 @@ use std::time::SystemTime;
 /// written). A conversation of a megabyte in 1,000 messages needs less than a million.
 const FUEL: u64 = 20_000_000;
 
+/// The same for a template that a client brings: a tenth, as it need not be one that anybody would use. It takes some
+/// hundred milliseconds at the most, and 128 MB of texts.
+pub(super) const FUEL_OF_REQUESTED: u64 = 2_000_000;
+
 /// How deep macros may call each other.
 const RECURSION_LIMIT: usize = 200;
 

@@ -1,9 +1,9 @@
 //! Chat templates that clients bring with their requests, for engines that were told to trust them.
 //!
-//! Such a template runs within the limits of every other one: its work, depth and output are bounded, and it reaches
-//! nothing but the conversation.
+//! Such a template runs within the limits of every other one, and less of work: depth and output are bounded, and it
+//! reaches nothing but the conversation.
 
-use super::{Sources, Templates, failure};
+use super::{Sources, Templates, environment::FUEL_OF_REQUESTED, failure};
 use crate::prompt::error::PromptError;
 use crate::recent::Recent;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ impl Templates {
             special_tokens: self.special_tokens.clone(),
         };
         let compiled = Self::compile_alone(sources, self.options.clone(), 0);
-        let compiled = compiled.map_err(|error| failure(&error))?;
+        let mut compiled = compiled.map_err(|error| failure(&error))?;
+        compiled.environment.set_fuel(Some(FUEL_OF_REQUESTED));
         let compiled = Arc::new(compiled);
         let bytes = TIMES_SOURCE * source.len() + ENVIRONMENT_BYTES;
         self.requested.0.insert(key, Arc::clone(&compiled), bytes);
@@ -52,6 +53,7 @@ impl Templates {
 
 #[cfg(test)]
 mod tests {
+    use crate::prompt::template::tests::{conversation, templates};
     use crate::prompt::{Model, ModelOptions, PromptError};
     use crate::request::body::Endpoint;
     use serde_json::{Value, json};
@@ -94,6 +96,15 @@ mod tests {
         let model = model(true);
         let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
         assert_eq!(tokens(&model, &body(endless)), Err(PromptError::TooLarge));
+        // Work that a model's own template may do.
+        let long = "{% for a in range(9999) %}{% for b in range(120) %}{% endfor %}{% endfor %}";
+        assert_eq!(tokens(&model, &body(long)), Err(PromptError::TooLarge));
+        let own =
+            templates(long).render(&conversation(r#"{"messages": [{"role": "user", "content": "Hi"}]}"#));
+        assert_eq!(own.map(|rendered| rendered.into_text()), Ok(String::new()));
+        // What is doubled is paid for by its length.
+        let doubled = "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
+        assert_eq!(tokens(&model, &body(doubled)), Err(PromptError::TooLarge));
         let deep = format!("{}x{}", "{{ (".repeat(2), ") }}".repeat(2));
         assert!(matches!(tokens(&model, &body(&deep)), Err(PromptError::TemplateFailed { .. })));
         let nested = format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000));
