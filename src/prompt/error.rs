@@ -92,6 +92,9 @@ pub enum PromptError {
     /// The time was up before anything was tokenized.
     #[error("the time is up")]
     Late,
+    /// The text has words that the tokenizer would be at for too long.
+    #[error("the text has words that take too long to tokenize")]
+    LongWords,
     /// The tokenizer failed.
     #[error("the tokenizer failed")]
     Tokenizer,
@@ -120,6 +123,7 @@ impl PromptError {
             Self::BeyondVocabulary => "beyond_vocabulary",
             Self::ToolsRefused => "tools_refused",
             Self::Late => "late",
+            Self::LongWords => "long_words",
             Self::Tokenizer => "tokenizer_failed",
             Self::Empty => "empty_prompt",
         }

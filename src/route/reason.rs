@@ -93,7 +93,7 @@ reasons! {
     TemplateFailed = "template_failed", LoadOnly;
     /// The replicas render by a revision that the configuration does not name.
     UnknownRevision = "unknown_revision", LoadOnly;
-    /// The tokenizer failed.
+    /// The tokenizer failed, or would be at it for too long.
     TokenizerFailed = "tokenizer_failed", LoadOnly;
     /// Too many prompts wait for a thread.
     Busy = "busy", LoadOnly;
@@ -155,7 +155,7 @@ impl From<PromptError> for Reason {
                 Self::Refused
             }
             PromptError::Late => Self::Deadline,
-            PromptError::Tokenizer => Self::TokenizerFailed,
+            PromptError::LongWords | PromptError::Tokenizer => Self::TokenizerFailed,
             PromptError::Empty => Self::EmptyPrompt,
         }
     }

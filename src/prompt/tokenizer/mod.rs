@@ -8,6 +8,7 @@ mod known;
 mod lines;
 mod pieces;
 mod probe;
+mod words;
 
 use super::error::PromptError;
 use super::ids::TokenIds;
@@ -177,7 +178,7 @@ impl Tokenizer {
     ) -> Result<bool, PromptError> {
         // Most tokens have three to five bytes.
         ids.reserve(text.len() / 3 + 8);
-        let Some(cached) = &self.cached else { return self.backend.encode(text, ids).map(|()| true) };
+        let Some(cached) = &self.cached else { return self.encode_new(text, ids).map(|()| true) };
         let result = cached.cutter.cut(text, |piece| match piece {
             Piece::Token(id) => {
                 ids.push(id);
@@ -221,10 +222,9 @@ impl Tokenizer {
         }
         work.pieces += 1;
         let mut reused = true;
-        let is_plain = self.cached.as_ref().is_some_and(|cached| cached.leaves_plain_text);
         let mut encode = |ids: &mut Vec<TokenId>| {
             reused = false;
-            if is_plain { self.backend.encode_plain(piece, ids) } else { self.backend.encode(piece, ids) }
+            self.encode_new(piece, ids)
         };
         match &self.cached {
             Some(cached) => cached.segments.encode(piece, ids, encode),
@@ -233,6 +233,17 @@ impl Tokenizer {
         .map_err(Halt::Failed)?;
         work.reused_pieces += usize::from(reused);
         Ok(())
+    }
+
+    /// The ids of a text that is not known.
+    fn encode_new(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), PromptError> {
+        if words::take_too_long(text) {
+            return Err(PromptError::LongWords);
+        }
+        match &self.cached {
+            Some(Cached { leaves_plain_text: true, .. }) => self.backend.encode_plain(text, ids),
+            _ => self.backend.encode(text, ids),
+        }
     }
 
     /// What the cache holds; `None` if there is none.

@@ -105,6 +105,33 @@ fn the_fast_library_is_used_where_it_agrees_with_the_reference() {
     assert!(format!("{tokenizer:?}").contains("Fast"), "{tokenizer:?}");
 }
 
+/// Two kinds of files of which the fast library makes other ids than the reference.
+#[test]
+fn where_the_fast_library_differs_the_reference_is_used() {
+    let mut without_words: Value = serde_json::from_slice(&tokenizer_json(&[], None)).expect("JSON");
+    without_words["pre_tokenizer"] = Value::Null;
+    let nested = tokenizer_json(&[("the", true), ("the ", false)], Some(Value::Null));
+    for json in [without_words.to_string().into_bytes(), nested] {
+        let text = "<|im_start|>user\nthe ships in the harbour, the snow<|im_end|>\nthe end ";
+        let parsed = serde_json::from_slice(&json).expect("JSON");
+        let mut fast = Vec::new();
+        Fast::from_json(parsed).expect("a tokenizer").encode(text, &mut fast).expect("ids");
+        assert_ne!(fast, whole(&json, text), "the test's own premise");
+        let tokenizer = Tokenizer::load(&json, 1 << 20).expect("a tokenizer");
+        assert!(format!("{tokenizer:?}").contains("HuggingFace"), "{tokenizer:?}");
+        for _ in 0..2 {
+            assert_eq!(tokenizer.encode(text, false), Ok(whole(&json, text)));
+        }
+    }
+}
+
+#[test]
+fn a_text_with_words_that_take_too_long_has_no_ids() {
+    let tokenizer = Tokenizer::load(&tokenizer_json(&ADDED, None), 1 << 20).expect("a tokenizer");
+    let text = format!("<|im_start|>user\n{}<|im_end|>", "a".repeat(8 << 20));
+    assert_eq!(tokenizer.encode(&text, false), Err(PromptError::LongWords));
+}
+
 #[test]
 fn a_probe_finds_ids_that_differ() {
     let reference = HuggingFace::from_json(&tokenizer_json(&ADDED, None)).expect("a tokenizer");
