@@ -295,6 +295,34 @@ fn an_explanation_has_the_fields_that_others_rely_on() {
         assert!(replica.get(field).is_some(), "no {field} in {replica}");
     }
     assert!(agent.post("/explain?pool=other", "{}").starts_with("HTTP/1.1 404 "));
+    let explain = |body: &str| -> Value {
+        let answer = agent.post("/explain", body);
+        serde_json::from_str(answer.split_once("\r\n\r\n").expect("a body").1).expect("JSON")
+    };
+    // What the prompt took, and what of it was known.
+    let turns = ["One", "Two", "Three"].map(|said| format!(r#"{{"role":"user","content":"{said}"}}"#));
+    let of = |count: usize| explain(&format!(r#"{{"messages":[{}]}}"#, turns[..count].join(",")));
+    let (first, second, again) = (of(2), of(3), of(3));
+    let number = |explained: &Value, name: &str| explained[name].as_u64().expect("a number");
+    for name in ["text_bytes", "prompt_tokens", "pieces", "reused_pieces"] {
+        assert!(number(&second, name) > number(&first, name), "{name}: {second} after {first}");
+    }
+    for stage in ["prompt", "parse", "render", "tokenize", "lookup", "choice"] {
+        assert!(second["micros"][stage].is_u64(), "{stage}: {second}");
+    }
+    assert_eq!([&first, &second, &again].map(|one| one["repeat"] == true), [false, false, true]);
+    // Whoever asks why there are no tokens is told of the place, and not of the text.
+    for (body, reason, why) in [
+        (r#"{"messages":"Xylophone"}"#, "body_malformed", "the field messages has an unexpected type"),
+        (
+            r#"{"messages":[{"role":"user","content":"a"}],"tools":[]}"#,
+            "refused",
+            "the engine will refuse the request: an empty list of tools",
+        ),
+    ] {
+        let explained = explain(body);
+        assert_eq!((&explained["reason"], &explained["why"]), (&json!(reason), &json!(why)));
+    }
     agent.end();
 }
 

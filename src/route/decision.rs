@@ -1,7 +1,7 @@
 //! The decision record: the one truth about one request, from which the answer to HAProxy, the metrics, the log line
 //! and `/explain` are made.
 
-use super::Reason;
+use super::{Reason, Unprompted};
 use crate::{
     config::Handling,
     pool::{Pool, Rank, RankState, Ranks, Servers, Stream},
@@ -97,6 +97,8 @@ pub struct Decision {
     pub pool: Option<Arc<Pool>>,
     /// The prompt, where it is known.
     pub prompt: Option<Arc<Prompt>>,
+    /// Why there is none, where more is known of that than the reason says.
+    pub unprompted: Option<Unprompted>,
     /// The prompt was made before, for an equal body.
     pub is_repeat: bool,
     /// The candidates as they were scored; `None`: it did not come to that.
@@ -139,6 +141,7 @@ impl Decision {
             ask: None,
             pool,
             prompt: None,
+            unprompted: None,
             is_repeat: false,
             choice: None,
             chosen: None,
@@ -193,6 +196,7 @@ impl Decision {
             ask: None,
             pool: Some(Arc::clone(pool)),
             prompt: prompt.ok().map(|(prompt, _)| prompt),
+            unprompted: None,
             is_repeat: false,
             choice: Some(choice),
             chosen,
@@ -247,6 +251,7 @@ impl Decision {
             server = self.target().map(|target| &*target.server),
             mode = self.handling.as_str(),
             reason = self.reason.as_str(),
+            why = self.unprompted.map(tracing::field::display),
             state = self.state.as_str(),
             prompt_tokens = self.tokens().map(TokenIds::len),
             matched_tokens = self.chosen.map(|chosen| chosen.matched_tokens),

@@ -27,6 +27,9 @@ pub struct Explanation {
     state: State,
     /// How the decision ended (`route/reason.rs`).
     reason: &'static str,
+    /// Why there are no tokens, where there are none: the field of the body, the line of the template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
     /// What told the candidates apart (`select::Reason`).
     decided_by: Option<&'static str>,
     /// What is done about it: `on`, or in `shadow` and `off` HAProxy balances all the same.
@@ -141,6 +144,7 @@ impl Decision {
             block_size: chosen_size.or_else(|| known.next()).map(|(_, size)| size),
             state: self.state,
             reason: self.reason.as_str(),
+            why: self.unprompted.map(|why| why.to_string()),
             decided_by: self.choice.as_ref().map(|choice| choice.reason.as_str()),
             mode: self.handling.as_str(),
             chosen: self.target().map(|target| target.server.to_string()),

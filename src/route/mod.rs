@@ -12,6 +12,7 @@ mod workers;
 
 pub use decision::{Chosen, Decision, Known, Stages, State};
 pub use explanation::Explanation;
+pub use preparing::Unprompted;
 pub use readiness::{ConfigState, Readiness};
 pub use reason::{Outcome, Reason};
 pub use status::{Fault, PoolStatus, RankStatus, ReplicaStatus, Status};
@@ -56,7 +57,7 @@ pub struct Router {
 pub struct RouteLimits {
     /// The threads for long prompts.
     pub workers: Workers,
-    /// Bodies up to this size, in bytes, are tokenized where they arrive.
+    /// Bodies up to this size, in bytes, are tokenized where they arrive; but not where they may bring a template.
     pub inline_bytes: usize,
     /// The time for one decision. After three quarters of it no prompt is begun or gone on with, so that there is time to
     /// choose by what is known until then; the SPOP server bounds the whole.
@@ -263,7 +264,7 @@ impl Router {
     ) -> Result<Prompts, Reason> {
         let (deadline, workers) = {
             let limits = self.limits.load();
-            let is_short = request.body.len() <= limits.inline_bytes;
+            let is_short = request.body.len() <= limits.inline_bytes && !pool.renderers().take_templates();
             (received + limits.deadline * 3 / 4, (!is_short).then(|| limits.workers.clone()))
         };
         let endpoint = Endpoint::from_path(&request.path).ok_or_else(|| {
@@ -397,8 +398,9 @@ fn choose(
     decision.ask = Some(ask);
     decision.servers = found.servers;
     decision.ranks = found.ranks;
-    if let Ok(prompt) = prompt {
-        decision.is_repeat = prompt.is_repeat;
+    match prompt {
+        Ok(prompt) => decision.is_repeat = prompt.is_repeat,
+        Err(reason) => decision.unprompted = prompts.as_ref().ok().and_then(|prompts| prompts.why(reason)),
     }
     for (_, Prompt { times, .. }) in prompts.iter().flat_map(Prompts::known) {
         decision.stages.parse += times.parse;

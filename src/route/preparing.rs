@@ -3,7 +3,7 @@
 use super::{Known, Reason, claimed_tokens};
 use crate::{
     pool::{Pool, Ranks, Rendered},
-    prompt::{self, Model},
+    prompt::{self, Model, PromptError},
     request::{Endpoint, body::BodyError, partial},
     units::Revision,
 };
@@ -48,15 +48,50 @@ pub(super) struct Times {
     pub(super) tokenize: Duration,
 }
 
+/// Why there is no prompt, in the words of who found out; none of them holds text of the request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unprompted {
+    /// The body.
+    #[error(transparent)]
+    Body(#[from] BodyError),
+    /// What was to be made of it.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// Something else, of which the reason says all.
+    #[error("{}", .0.as_str())]
+    Other(Reason),
+}
+
+impl From<Reason> for Unprompted {
+    fn from(reason: Reason) -> Self {
+        Self::Other(reason)
+    }
+}
+
+impl Unprompted {
+    fn reason(self) -> Reason {
+        match self {
+            Self::Body(error) => error.into(),
+            Self::Prompt(error) => error.into(),
+            Self::Other(reason) => reason,
+        }
+    }
+
+    /// Whether it tells more than its reason.
+    const fn tells_more(self) -> bool {
+        !matches!(self, Self::Other(_))
+    }
+}
+
 /// The prompts of one body by what made them, or why there is none.
-pub(super) struct Prompts(SmallVec<[(Revision, Result<Prompt, Reason>); 1]>);
+pub(super) struct Prompts(SmallVec<[(Revision, Result<Prompt, Unprompted>); 1]>);
 
 impl Prompts {
     /// The prompt of the replicas of a revision.
     pub(super) fn of(&self, revision: Revision) -> Result<&Prompt, Reason> {
         let found = self.0.iter().find(|(known, _)| *known == revision);
         // The ranks may be others since then.
-        found.map_or(Err(Reason::UnknownRevision), |(_, prompt)| prompt.as_ref().map_err(|reason| *reason))
+        found.map_or(Err(Reason::UnknownRevision), |(_, prompt)| prompt.as_ref().map_err(|why| why.reason()))
     }
 
     /// All that there are.
@@ -66,11 +101,19 @@ impl Prompts {
 
     /// One of them, and if there is none, why.
     pub(super) fn any(&self) -> Result<&Prompt, Reason> {
-        let first = || self.0.first().and_then(|(_, prompt)| prompt.as_ref().err().copied());
         self.known()
             .next()
             .map(|(_, prompt)| prompt)
-            .ok_or_else(|| first().unwrap_or(Reason::UnknownRevision))
+            .ok_or_else(|| self.missing().next().map_or(Reason::UnknownRevision, Unprompted::reason))
+    }
+
+    /// More of why there is none, where it is for this reason.
+    pub(super) fn why(&self, reason: Reason) -> Option<Unprompted> {
+        self.missing().find(|why| why.tells_more() && why.reason() == reason)
+    }
+
+    fn missing(&self) -> impl Iterator<Item = Unprompted> {
+        self.0.iter().filter_map(|(_, prompt)| prompt.as_ref().err().copied())
     }
 
     /// As they are looked up.
@@ -93,13 +136,13 @@ impl Preparing {
     pub(super) fn run(&self) -> Prompts {
         let renderers = self.pool.renderers();
         let prompt = |revision: &Revision| {
-            let model = renderers.of(*revision).ok_or(Reason::UnknownRevision);
+            let model = renderers.of(*revision).ok_or(Reason::UnknownRevision.into());
             (*revision, model.and_then(|model| self.by(model)))
         };
         Prompts(self.ranks.revisions().iter().map(prompt).collect())
     }
 
-    fn by(&self, model: &Model) -> Result<Prompt, Reason> {
+    fn by(&self, model: &Model) -> Result<Prompt, Unprompted> {
         let started = Instant::now();
         let key = model.repeats().key(self.endpoint, &self.body).filter(|_| self.is_complete);
         let context = self.pool.known_context().map(|tokens| tokens as usize);
@@ -116,12 +159,12 @@ impl Preparing {
             // A body may end early although nothing says so.
             None | Some(Err(BodyError::Cut)) => {
                 let of_no_use = if self.is_complete { Reason::BodyMalformed } else { Reason::BodyCut };
-                (partial::parse(self.endpoint, &self.body).map_err(|_| of_no_use)?, false)
+                (partial::parse(self.endpoint, &self.body).map_err(|_| Unprompted::from(of_no_use))?, false)
             }
             Some(ask) => (ask?, true),
         };
         if !is_served(ask.model.as_deref()) {
-            return Err(Reason::UnknownModel);
+            return Err(Reason::UnknownModel.into());
         }
         // Engines may tell of another context later.
         let has_own_template = ask.has_own_template();

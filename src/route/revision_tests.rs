@@ -47,7 +47,8 @@ impl Scene {
         let pool = Pool::new(&config.pools[0], &key, 1 << 20, scheduler, second, second).expect("a pool");
         let pool = Arc::new(pool);
         let pools = Arc::new(Pools::new(vec![Arc::clone(&pool)]));
-        let limits = RouteLimits { workers: Workers::new(1, 1), inline_bytes: usize::MAX, deadline: second };
+        let limits =
+            RouteLimits { workers: Workers::new(1, 1), inline_bytes: usize::MAX, deadline: 600 * second };
         let router = Router::new(Arc::clone(&pools), limits);
         let scene = Self { pool, router, pools, ids: 0, _templates: templates };
         config.pools[0].replicas.iter().for_each(|replica| scene.join(replica));
