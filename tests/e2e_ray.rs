@@ -150,9 +150,13 @@ fn ask(road: &Road, id: &str, body: &[u8], more: &[(&str, &str)]) -> Message {
     http::send(road.agent.admin, &http::request("POST", "/internal/route", &headers, body))
 }
 
+fn send_report(road: &Road, body: &[u8]) -> Message {
+    let json = [("content-type", "application/json")];
+    http::send(road.agent.admin, &http::request("POST", "/lifecycle", &json, body))
+}
+
 fn report(road: &Road, name: &str, arguments: Value) -> Value {
-    let body = json!([[name, arguments]]).to_string();
-    let answer = http::send(road.agent.admin, &http::request("POST", "/lifecycle", &[], body.as_bytes()));
+    let answer = send_report(road, json!([[name, arguments]]).to_string().as_bytes());
     assert_eq!(answer.status(), 200, "{}", answer.text());
     serde_json::from_slice(&answer.body).expect("JSON")
 }
@@ -175,6 +179,12 @@ fn rays_haproxy_is_answered_as_by_rays_router() {
         let length = format!("{}/{}", cut.len(), body.len());
         assert_eq!(ask(&road, "b", cut, &[("x-body-truncated", &length)]).status(), 200);
         assert_eq!(ask(&road, "c", b"no JSON", &[]).status(), 200);
+        // A form on a page in a browser is no replica.
+        let form = [("content-type", "text/plain")];
+        for path in ["/internal/route", "/lifecycle"] {
+            let request = http::request("POST", path, &form, br#"[["on_request_completed", ["a"]]]"#);
+            assert_eq!(http::send(road.agent.admin, &request).status(), 415, "{path}");
+        }
     });
 }
 
@@ -202,8 +212,7 @@ fn what_rays_replicas_report_ends_the_bookings() {
         for gauge in ["kvspoa_requests", "kvspoa_prefill_tokens", "kvspoa_booked_blocks"] {
             assert_eq!(road.agent.metric(gauge), 0.0, "{gauge}");
         }
-        let odd = http::send(road.agent.admin, &http::request("POST", "/lifecycle", &[], b"{}"));
-        assert_eq!(odd.status(), 400);
+        assert_eq!(send_report(&road, b"{}").status(), 400);
     });
 }
 

@@ -1,6 +1,6 @@
 //! One answer per admin path.
 
-use super::{operate, ray::Ray};
+use super::{meant, operate, ray::Ray};
 use crate::{
     request::RoutingRequest,
     route::{ExplainOptions, Router},
@@ -56,13 +56,10 @@ impl Answers {
             (&Method::GET | &Method::HEAD, "/record") => {
                 self.record(request.uri().query().unwrap_or_default())
             }
-            (&Method::POST, "/pool" | "/replica") => self.operate(request).await,
             (&Method::POST, "/explain") => self.explain(request).await,
-            (&Method::POST, "/internal/route") => self.route(request).await,
-            (&Method::POST, "/lifecycle") => match read(request.into_body()).await {
-                Ok(body) => self.ray.lifecycle(&body),
-                Err(error) => error,
-            },
+            (&Method::POST, "/pool" | "/replica" | "/internal/route" | "/lifecycle") => {
+                self.change(request).await
+            }
             (_, "/" | "/metrics" | "/healthz" | "/readyz" | "/status" | "/record") => {
                 error(StatusCode::METHOD_NOT_ALLOWED, "this path is for GET")
             }
@@ -95,26 +92,28 @@ impl Answers {
         reply(StatusCode::OK, "application/x-ndjson", recorder.lines(&pool, since_ms))
     }
 
-    /// `POST /pool` and `POST /replica`: see [`operate`].
-    async fn operate(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    /// What changes something. `POST /pool` and `POST /replica`: see [`operate`]; `POST /internal/route[?pool=be_llm]` with
+    /// a request body and `POST /lifecycle`: see [`Ray`].
+    async fn change(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (head, body) = request.into_parts();
-        match read(body).await {
-            Ok(body) => operate::operate(&self.router, head.uri.path(), &head.headers, &body),
-            Err(error) => error,
+        if let Err((status, why)) = meant::is_meant(&head.headers) {
+            return error(status, why);
         }
-    }
-
-    /// `POST /internal/route[?pool=be_llm]` with a request body: see [`Ray`].
-    async fn route(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
-        let (head, body) = request.into_parts();
-        match read(body).await {
-            Ok(body) => self.ray.route(head.uri.query().unwrap_or_default(), &head.headers, body).await,
-            Err(error) => error,
+        let body = match read(body).await {
+            Ok(body) => body,
+            Err(error) => return error,
+        };
+        match head.uri.path() {
+            "/internal/route" => {
+                self.ray.route(head.uri.query().unwrap_or_default(), &head.headers, body).await
+            }
+            "/lifecycle" => self.ray.lifecycle(&body),
+            path => operate::operate(&self.router, path, &body),
         }
     }
 
     /// `POST /explain?pool=be_llm&path=/v1/chat/completions[&session=…][&tokens=1]` with a request body: the decision
-    /// that the request would get now, without a booking.
+    /// that the request would get now, without a booking. It changes nothing, so whoever may look may ask.
     async fn explain(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let Some(pool) = parameter(&query, "pool").or_else(|| self.router.only_pool()) else {

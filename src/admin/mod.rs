@@ -2,6 +2,7 @@
 //! asks.
 
 mod answers;
+mod meant;
 mod operate;
 mod ray;
 

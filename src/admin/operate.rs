@@ -4,7 +4,7 @@ use super::answers::{error, reply_json};
 use crate::{config::Mode, pool::Pool, route::Router};
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{HeaderMap, Response, StatusCode, header};
+use hyper::{Response, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{sync::Arc, time::Instant};
@@ -42,35 +42,15 @@ enum Action {
 type Refused = (StatusCode, String);
 
 /// Does what a request to `/pool` or `/replica` wishes.
-pub(super) fn operate(
-    router: &Router,
-    path: &str,
-    headers: &HeaderMap,
-    body: &[u8],
-) -> Response<Full<Bytes>> {
-    let done = is_meant(headers).and_then(|()| match path {
+pub(super) fn operate(router: &Router, path: &str, body: &[u8]) -> Response<Full<Bytes>> {
+    let done = match path {
         "/pool" => set_mode(router, body),
         _ => tell(router, body),
-    });
+    };
     match done {
         Ok(answer) => reply_json(StatusCode::OK, &answer),
         Err((status, why)) => error(status, &why),
     }
-}
-
-/// Whether a request was sent by a program that means it. A page in a browser on this machine could send a form here, but
-/// not JSON: for that the browser asks first, and is refused. One whose own name leads to this machine (DNS rebinding)
-/// need not ask, but the browser says in `Origin` where it is from, as with every POST; our page sends none.
-fn is_meant(headers: &HeaderMap) -> Result<(), Refused> {
-    if headers.contains_key(header::ORIGIN) {
-        return Err((StatusCode::FORBIDDEN, "pages in browsers may look, and switch nothing".to_owned()));
-    }
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let is_json = kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json");
-    let why = || {
-        (StatusCode::UNSUPPORTED_MEDIA_TYPE, "send JSON, with `content-type: application/json`".to_owned())
-    };
-    is_json.then_some(()).ok_or_else(why)
 }
 
 fn set_mode(router: &Router, body: &[u8]) -> Result<Value, Refused> {
@@ -108,38 +88,4 @@ fn named(router: &Router, name: Option<&str>) -> Result<Arc<Pool>, Refused> {
         (StatusCode::NOT_FOUND, format!("no pool named `{name}` is configured; there are: {known}"))
     };
     pools.of_backend(name).cloned().ok_or_else(unknown)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use hyper::header::HeaderValue;
-
-    #[test]
-    fn only_json_is_meant() {
-        for (kind, status) in [
-            (Some("application/json"), None),
-            (Some("Application/JSON; charset=utf-8"), None),
-            (Some("text/plain"), Some(StatusCode::UNSUPPORTED_MEDIA_TYPE)),
-            (Some("application/x-www-form-urlencoded"), Some(StatusCode::UNSUPPORTED_MEDIA_TYPE)),
-            (None, Some(StatusCode::UNSUPPORTED_MEDIA_TYPE)),
-        ] {
-            let mut headers = HeaderMap::new();
-            if let Some(kind) = kind {
-                headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-            }
-            assert_eq!(is_meant(&headers).err().map(|(status, _)| status), status, "{kind:?}");
-        }
-    }
-
-    #[test]
-    fn no_page_in_a_browser_is_meant() {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        for origin in ["http://evil.example:9102", "null", "http://127.0.0.1:9102"] {
-            headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
-            let refused = is_meant(&headers).err().map(|(status, _)| status);
-            assert_eq!(refused, Some(StatusCode::FORBIDDEN), "{origin}");
-        }
-    }
 }

@@ -54,15 +54,18 @@ impl Budget {
     /// limit of open files is lower.
     pub(super) fn new(connections: usize, ranks: Option<usize>) -> Self {
         let limit = std::fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(soft_limit);
-        let budget = Self::within(limit.unwrap_or(usize::MAX), connections, ranks);
-        if budget.connections < connections {
+        Self::within(limit.unwrap_or(usize::MAX), connections, ranks)
+    }
+
+    /// Tells where there are fewer connections than `configured`.
+    pub(super) fn tell(&self, configured: usize) {
+        if self.connections < configured {
             tracing::info!(
-                connections = budget.connections,
-                configured = connections,
+                connections = self.connections,
+                configured,
                 "the limit of open files (ulimit -n, LimitNOFILE) allows fewer SPOP connections than spop.max_connections"
             );
         }
-        budget
     }
 
     fn within(limit: usize, connections: usize, ranks: Option<usize>) -> Self {

@@ -293,7 +293,10 @@ impl Fleet {
     }
 
     fn set_limits(&self, config: &Config) {
-        let budget = Budget::new(config.spop.max_connections, listed_ranks(config));
+        let budget = budget(config);
+        if budget != self::budget(&self.config) {
+            budget.tell(config.spop.max_connections);
+        }
         self.common.room.set_limit(budget.ranks);
         self.spop.set(spop_config(config, budget));
         let workers = self.router.limits().workers.clone();
@@ -395,8 +398,13 @@ pub(super) fn spop_config(config: &Config, budget: Budget) -> ServerConfig {
     }
 }
 
+/// What the process may have open.
+pub(super) fn budget(config: &Config) -> Budget {
+    Budget::new(config.spop.max_connections, listed_ranks(config))
+}
+
 /// How many ranks there can be; `None` where replicas come and go.
-pub(super) fn listed_ranks(config: &Config) -> Option<usize> {
+fn listed_ranks(config: &Config) -> Option<usize> {
     let of_pool = |pool: &config::Pool| {
         let told = pool.replicas.iter().all(|replica| !replica.ranks.is_empty() || replica.http.is_none());
         let ranks = pool.replicas.iter().map(|replica| replica.ranks.len().max(1));

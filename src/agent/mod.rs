@@ -31,7 +31,7 @@ use crate::{
     route::{RouteHandler, Router},
     spop::{ListenAddr, Server},
 };
-use files::{Budget, Room};
+use files::Room;
 use fleet::{Fleet, Maker};
 use members::Common;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -87,7 +87,8 @@ impl Agent {
         let mut maker = Maker::new(config)?;
         let pools = Arc::new(Pools::default());
         let plan = maker.prepare(config, &pools)?;
-        let budget = Budget::new(config.spop.max_connections, fleet::listed_ranks(config));
+        let budget = fleet::budget(config);
+        budget.tell(config.spop.max_connections);
         let spop_config = fleet::spop_config(config, budget);
         let spop = Server::bind(&config.spop.listen, spop_config, SpopMetrics::register())?;
         let log = LogReceiver::bind(&config.log_listen, LogMetrics::register())?;

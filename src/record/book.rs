@@ -8,6 +8,7 @@ use crate::units::RequestId;
 use hashbrown::HashMap;
 use std::{
     collections::VecDeque,
+    sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
 
@@ -44,7 +45,7 @@ struct Waiting {
 struct Kept {
     at_ms: u64,
     pool: Box<str>,
-    text: Box<str>,
+    text: Arc<str>,
 }
 
 impl Book {
@@ -110,10 +111,10 @@ impl Book {
         self.keep(&line)
     }
 
-    /// The lines of a pool from a moment on.
-    pub(super) fn lines(&self, pool: &str, since_ms: u64) -> String {
+    /// The lines of a pool from a moment on, shared: they may be many megabytes.
+    pub(super) fn lines(&self, pool: &str, since_ms: u64) -> Vec<Arc<str>> {
         let wanted = self.kept.iter().filter(|kept| *kept.pool == *pool && kept.at_ms >= since_ms);
-        wanted.flat_map(|kept| [&*kept.text, "\n"]).collect()
+        wanted.map(|kept| Arc::clone(&kept.text)).collect()
     }
 
     fn overdue(&mut self) -> Option<String> {

@@ -158,7 +158,9 @@ impl Recorder {
     /// The lines of a pool since a moment, in milliseconds since 1970, the oldest first.
     #[must_use]
     pub fn lines(&self, pool: &str, since_ms: u64) -> String {
-        self.book.lock().lines(pool, since_ms)
+        let lines = self.book.lock().lines(pool, since_ms);
+        // Who keeps decisions need not wait for that.
+        lines.iter().flat_map(|line| [&**line, "\n"]).collect()
     }
 }
 

@@ -48,8 +48,8 @@ fn a_line_has_what_was_chosen_and_what_haproxy_did_and_no_hash() {
     book.decided(decided(8, 0..4));
     let next = read(&book.over(&over(8, "s1")).expect("a line"));
     assert_eq!(next.blocks, [(1, 4)], "it goes on where the one before ended");
-    assert_eq!(book.lines("be", 6).lines().map(read).collect::<Vec<_>>(), [next]);
-    assert_eq!(book.lines("other", 0), "");
+    assert_eq!(book.lines("be", 6).iter().map(|line| read(line)).collect::<Vec<_>>(), [next]);
+    assert!(book.lines("other", 0).is_empty());
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn lines_and_decisions_that_wait_are_bounded() {
         book.over(&over(id, "s1"));
         assert!(book.bytes() <= 10_000);
     }
-    let last = read(book.lines("be", 0).lines().last().expect("lines"));
+    let last = read(book.lines("be", 0).last().expect("lines"));
     assert_eq!(last.at_ms, 199);
     let mut lost =
         (0..20_000).filter_map(|id| book.decided(decided(1_000 + id, 0..1))).map(|line| read(&line));

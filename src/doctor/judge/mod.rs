@@ -20,8 +20,10 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     agent::judge(&facts.agent, &mut judge(Class::Agent, "", &mut checks));
     haproxy::judge(facts, &mut judge(Class::Haproxy, "", &mut checks));
     cfg::judge(facts, &mut judge(Class::Haproxy, "", &mut checks));
+    // Of a socket that does not answer was told.
+    let haproxy_answers = facts.haproxy.as_ref().is_none_or(|haproxy| haproxy.info.is_ok());
     for pool in &facts.pools {
-        replica::judge_pool(pool, &mut judge(Class::Replicas, &pool.backend, &mut checks));
+        replica::judge_pool(pool, haproxy_answers, &mut judge(Class::Replicas, &pool.backend, &mut checks));
         for found in &pool.replicas {
             judge_replica(facts, pool, found, &mut checks);
         }

@@ -8,9 +8,9 @@ use crate::{
     replica::ServerState,
 };
 
-pub(super) fn judge_pool(pool: &PoolFacts, judge: &mut Judge<'_>) {
+pub(super) fn judge_pool(pool: &PoolFacts, haproxy_answers: bool, judge: &mut Judge<'_>) {
     let backend = &pool.backend;
-    if let Some(Err(why)) = &pool.servers {
+    if let Some(Err(why)) = pool.servers.as_ref().filter(|_| haproxy_answers) {
         judge.fail(
             "servers",
             format!("HAProxy does not tell of this backend: {why}"),

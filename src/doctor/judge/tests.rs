@@ -292,6 +292,16 @@ fn a_replica_that_does_not_answer_is_one_line() {
     });
 }
 
+#[test]
+fn a_runtime_socket_that_does_not_answer_is_one_line() {
+    let refused = |facts: &mut Facts| facts.pools[0].servers = Some(Err("refused".to_owned()));
+    only("haproxy_socket", Status::Fail, "refused", |facts| {
+        facts.haproxy.as_mut().expect("there").info = Err("refused".to_owned());
+        refused(facts);
+    });
+    only("servers", Status::Fail, "does not tell of this backend", refused);
+}
+
 /// HAProxy's configuration with all our lines, changed.
 fn cfg(change: impl Fn(&str) -> String) -> impl FnOnce(&mut Facts) {
     let form = |form| render(form, &Names::default());
