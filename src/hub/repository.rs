@@ -101,15 +101,18 @@ enum Checksum {
 }
 
 /// What prompts are made by. The first must be there.
-const WANTED: [&str; 8] = [
+const WANTED: [&str; 11] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/default.jinja",
     "additional_chat_templates/tool_use.jinja",
     // Of which kind the model is.
     "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "tekken.json",
 ];
 

@@ -16,38 +16,110 @@ pub(super) fn read_text(path: &Path) -> Result<String, ModelError> {
     std::fs::read_to_string(path).map_err(|source| ModelError::Read { path: path.to_owned(), source })
 }
 
-/// Reads what stands beside `tokenizer.json`, as vLLM 0.32 and `transformers` 5 choose among it (`resolve_chat_template`).
+/// Reads what stands beside `tokenizer.json`, as vLLM 0.32 and `transformers` 5 choose among it (`resolve_chat_template`;
+/// `scripts/template-choice`).
+///
 /// The tokenizer's templates are the files that end in `.jinja`, and only where there are none, those in
-/// `tokenizer_config.json`. `chat_template.json` is a processor's, which counts for conversations without tools.
+/// `tokenizer_config.json`. For conversations without tools that of a processor comes first, if the model has one.
 pub(super) fn template_sources(dir: &Path) -> Result<Sources, ModelError> {
     let config = tokenizer_config(dir)?;
     let special = object(&dir.join("special_tokens_map.json"))?;
     let mut sources = Sources { special_tokens: special_tokens(&config, &special), ..Sources::default() };
-
-    let additional = dir.join("additional_chat_templates");
-    let has_additional = has_templates(&additional);
-    let default = text(&additional.join("default.jinja"))?.or(text(&dir.join("chat_template.jinja"))?);
-    if has_additional || default.is_some() {
-        sources.default = default;
-        sources.tool_use = text(&additional.join("tool_use.jinja"))?;
+    let additional = Additional::of(dir);
+    let jinja = text(&dir.join("chat_template.jinja"))?;
+    if additional.any || jinja.is_some() {
+        let own = |name| text(&dir.join(ADDITIONAL).join(name));
+        sources.default = own("default.jinja")?.or_else(|| jinja.clone());
+        sources.tool_use = own("tool_use.jinja")?;
     } else {
         named_templates(&mut sources, config.get("chat_template"), &dir.join("tokenizer_config.json"))?;
     }
-
-    let path = dir.join("chat_template.json");
-    let mut processor = Sources::default();
-    named_templates(&mut processor, object(&path)?.get("chat_template"), &path)?;
-    // Beside additional templates the processor cannot be loaded.
-    if processor.default.is_some() && !has_additional && processor.default != sources.default {
+    let without_tools = match of_processor(dir, jinja, &additional)? {
+        OfProcessor::None => return Ok(sources),
+        OfProcessor::One(template) => Some(template),
+        OfProcessor::Unusable => None,
+    };
+    if without_tools != sources.default {
         sources.tool_use = sources.tool_use.or(sources.default);
-        sources.default = processor.default;
+        sources.default = without_tools;
     }
     Ok(sources)
 }
 
-fn has_templates(dir: &Path) -> bool {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|end| end == "jinja"))
+const ADDITIONAL: &str = "additional_chat_templates";
+
+/// The templates in a folder of their own.
+#[derive(Default)]
+struct Additional {
+    any: bool,
+    /// Others than the one of the name `default`.
+    others: bool,
+}
+
+impl Additional {
+    fn of(dir: &Path) -> Self {
+        let entries = std::fs::read_dir(dir.join(ADDITIONAL)).into_iter().flatten().flatten();
+        let paths = entries.map(|entry| entry.path());
+        let templates = paths.filter(|path| path.extension().is_some_and(|end| end == "jinja"));
+        templates.fold(Self::default(), |found, path| Self {
+            any: true,
+            others: found.others || path.file_stem().is_some_and(|name| name != "default"),
+        })
+    }
+}
+
+/// The template of a model's processor.
+enum OfProcessor {
+    /// There is none, or no processor.
+    None,
+    One(String),
+    /// The processor has what is no single template: conversations without tools are refused.
+    Unusable,
+}
+
+fn of_processor(
+    dir: &Path,
+    jinja: Option<String>,
+    additional: &Additional,
+) -> Result<OfProcessor, ModelError> {
+    let of = |template: Option<&Value>| match template {
+        None | Some(Value::Null) => OfProcessor::None,
+        Some(Value::String(source)) => OfProcessor::One(source.clone()),
+        Some(_) => OfProcessor::Unusable,
+    };
+    if !has_processor(dir)? {
+        return Ok(OfProcessor::None);
+    }
+    let legacy = dir.join("chat_template.json");
+    // Beside additional templates of this file the processor cannot be loaded.
+    if legacy.exists() && additional.any {
+        return Ok(OfProcessor::None);
+    }
+    let configured = of(object(&dir.join("processor_config.json"))?.get("chat_template"));
+    if !matches!(configured, OfProcessor::None) {
+        return Ok(configured);
+    }
+    if legacy.exists() {
+        return Ok(of(object(&legacy)?.get("chat_template")));
+    }
+    if additional.others {
+        return Ok(OfProcessor::Unusable);
+    }
+    // Unlike the tokenizer, it prefers this file to the additional one of the name `default`.
+    Ok(jinja.map_or(OfProcessor::None, OfProcessor::One))
+}
+
+/// Whether the model takes more than text, so that it has a processor. Of a folder without `config.json` nobody knows:
+/// then the file that only processors write tells.
+fn has_processor(dir: &Path) -> Result<bool, ModelError> {
+    let own = ["preprocessor_config.json", "processor_config.json"];
+    if own.iter().any(|name| dir.join(name).exists()) {
+        return Ok(true);
+    }
+    let path = dir.join("config.json");
+    let config = object(&path)?;
+    let has_other_part = ["vision_config", "audio_config"].iter().any(|part| config.contains_key(*part));
+    Ok(has_other_part || (!path.exists() && dir.join("chat_template.json").exists()))
 }
 
 /// What `tokenizer_config.json` says; nothing if it is not there.
@@ -186,36 +258,45 @@ mod tests {
         template_sources(directory(files).path())
     }
 
-    /// The templates without and with tools. The cases without `chat_template.json` are what `get_chat_template` of
-    /// `transformers` 5.19 answered.
+    /// The templates without and with tools; empty where there is none.
+    fn chosen(dir: &Path) -> [String; 2] {
+        let Sources { default, tool_use, .. } = template_sources(dir).expect("sources");
+        let with_tools = tool_use.or_else(|| default.clone());
+        [default, with_tools].map(Option::unwrap_or_default)
+    }
+
+    /// What vLLM took of each folder, by `scripts/template-choice`: of text models and of models for pictures.
     #[test]
-    fn files_win_over_the_configuration_and_the_processor_where_there_are_no_tools() {
-        let config = ("tokenizer_config.json", r#"{"chat_template": "config"}"#);
-        let list = (
-            "tokenizer_config.json",
-            r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}, {"name": "rag", "template": "r"}]}"#,
-        );
-        let jinja = ("chat_template.jinja", "jinja");
-        let additional = ("additional_chat_templates/tool_use.jinja", "additional");
+    fn templates_are_chosen_as_by_vllm() {
+        type Case = (Map<String, Value>, Option<String>, Option<String>);
+        let cases = include_str!("../../tests/fixtures/templates/choice.json");
+        let cases: Vec<Case> = serde_json::from_str(cases).expect("the fixture");
+        for (files, without_tools, with_tools) in &cases {
+            let dir = tempfile::tempdir().expect("a directory");
+            for (name, content) in files {
+                let path = dir.path().join(name);
+                std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+                let text = content.as_str().map_or_else(|| content.to_string(), str::to_owned);
+                std::fs::write(path, text).expect("a file");
+            }
+            let ours = chosen(dir.path());
+            let theirs = [without_tools, with_tools].map(|chosen| chosen.clone().unwrap_or_default());
+            // Where the processor alone has a template, vLLM refuses tools; there is nothing to route then.
+            let refuses_tools = with_tools.is_none() && without_tools.as_ref() == Some(&ours[1]);
+            assert_eq!(ours[0], theirs[0], "without tools: {files:?}");
+            assert!(ours[1] == theirs[1] || refuses_tools, "{} with tools: {files:?}", ours[1]);
+        }
+        assert!(cases.len() > 100);
+    }
+
+    #[test]
+    fn without_a_config_the_file_of_processors_tells_that_there_is_one() {
         let json = ("chat_template.json", r#"{"chat_template": "processor"}"#);
-        let of = |files: &[_]| {
-            let Sources { default, tool_use, .. } = read_sources(files).expect("sources");
-            let with_tools = tool_use.or_else(|| default.clone());
-            [default, with_tools].map(Option::unwrap_or_default)
-        };
-        assert_eq!(of(&[]), ["", ""]);
-        assert_eq!(of(&[config]), ["config", "config"]);
-        assert_eq!(of(&[list]), ["d", "t"]);
-        assert_eq!(of(&[list, jinja]), ["jinja", "jinja"]);
-        assert_eq!(of(&[list, additional]), ["", "additional"]);
-        assert_eq!(of(&[config, additional]), ["", "additional"]);
-        assert_eq!(of(&[jinja, additional]), ["jinja", "additional"]);
-        assert_eq!(of(&[jinja, ("additional_chat_templates/default.jinja", "other")]), ["other", "other"]);
-        assert_eq!(of(&[json]), ["processor", "processor"]);
-        assert_eq!(of(&[json, config]), ["processor", "config"]);
-        assert_eq!(of(&[json, list]), ["processor", "t"]);
-        assert_eq!(of(&[json, jinja]), ["processor", "jinja"]);
-        assert_eq!(of(&[json, jinja, additional]), ["jinja", "additional"]);
+        let own = ("tokenizer_config.json", r#"{"chat_template": "own"}"#);
+        let of = |files: &[_]| chosen(directory(files).path());
+        assert_eq!(of(&[json, own]), ["processor", "own"]);
+        assert_eq!(of(&[json, own, ("config.json", r#"{"vision_config": {}}"#)]), ["processor", "own"]);
+        assert_eq!(of(&[json, own, ("config.json", r#"{"hidden_size": 8}"#)]), ["own", "own"]);
     }
 
     #[test]

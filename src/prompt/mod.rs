@@ -63,7 +63,8 @@ pub struct Model {
 
 impl Model {
     /// Loads a model directory: `tokenizer.json`, and if they are there `tokenizer_config.json`, `config.json`,
-    /// `special_tokens_map.json`, `chat_template.jinja`, `chat_template.json`, `additional_chat_templates/tool_use.jinja`.
+    /// `special_tokens_map.json`, `chat_template.jinja`, `chat_template.json`, `additional_chat_templates/*.jinja`,
+    /// `preprocessor_config.json`, `processor_config.json`.
     /// Takes up to a second and some hundred megabytes for a large vocabulary.
     ///
     /// # Errors
