@@ -64,13 +64,13 @@ impl Endpoint {
         endpoints.into_iter().find(|(end, _)| path.ends_with(end)).map(|(_, endpoint)| endpoint)
     }
 
-    /// The field that grows with a conversation, and whose API its entries are of.
+    /// The field that grows with one conversation, and whose API its entries are of.
     const fn list(self) -> Option<(&'static str, Api)> {
         match self {
-            Self::ChatCompletions | Self::ChatBatch => Some(("messages", Api::Chat)),
+            Self::ChatCompletions => Some(("messages", Api::Chat)),
             Self::Messages => Some(("messages", Api::Anthropic)),
             Self::Responses => Some(("input", Api::Responses)),
-            Self::Completions | Self::Generate => None,
+            Self::ChatBatch | Self::Completions | Self::Generate => None,
         }
     }
 
@@ -259,7 +259,7 @@ pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
 fn read_with(endpoint: Endpoint, body: Object, written: Option<Written<'_>>) -> Result<Ask, BodyError> {
     read_prompt(endpoint, body, |body| match endpoint {
         Endpoint::ChatCompletions => chat_prompt(body, |body| conversation::parse(body, written)),
-        Endpoint::ChatBatch => batch_prompt(body, written),
+        Endpoint::ChatBatch => batch_prompt(body),
         Endpoint::Completions => completion_prompt(body),
         Endpoint::Responses => converted_prompt(body, |body| responses::parse(body, written)),
         Endpoint::Messages => converted_prompt(body, |body| anthropic::parse(body, written)),
@@ -324,7 +324,7 @@ fn converted_prompt(
 }
 
 /// Conversations that share all other fields; they have no tools.
-fn batch_prompt(body: &mut Object, written: Option<Written<'_>>) -> Result<PromptInput, BodyError> {
+fn batch_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
     if json::take(body, "chat_template").is_some() {
         return Err(BodyError::RequestTemplate);
     }
@@ -334,16 +334,21 @@ fn batch_prompt(body: &mut Object, written: Option<Written<'_>>) -> Result<Promp
     if body.get("kv_transfer_params").is_some_and(|parameters| !parameters["prompt_token_ids"].is_null()) {
         return Err(BodyError::Refused("one forwarded prompt for a batch"));
     }
-    let conversations =
-        List::take(body, "messages", written)?.ok_or(BodyError::Field("messages"))?.lists()?;
+    let Some(Value::Array(conversations)) = json::take(body, "messages") else {
+        return Err(BodyError::Field("messages"));
+    };
     // Each conversation gets its own copy of the other fields.
     let shared_bytes = serde_json::to_vec(body).map_or(usize::MAX, |bytes| bytes.len());
     if conversations.len() > MOST_CONVERSATIONS || shared_bytes > MOST_SHARED_BYTES {
         return Err(BodyError::Unsupported("so large a batch"));
     }
     several(conversations, |messages| {
+        let Value::Array(messages) = messages else { return Err(BodyError::Field("messages")) };
+        if messages.iter().any(conversation::loses_parts_in_a_batch) {
+            return Err(BodyError::Unsupported("parts of such types in a batch"));
+        }
         let mut one = body.clone();
-        conversation::of_list(&mut one, messages).map(PromptInput::Chat)
+        conversation::of_list(&mut one, List::Read(messages)).map(PromptInput::Chat)
     })
 }
 

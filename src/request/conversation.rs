@@ -135,8 +135,7 @@ const INERT_ARGUMENTS: [&str; 6] =
     ["padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs"];
 
 /// Arguments that make the engine refuse the request.
-const REFUSED_ARGUMENTS: [&str; 6] =
-    ["self", "conversation", "messages", "tokenize", "chat_template", "return_assistant_tokens_mask"];
+const REFUSED_ARGUMENTS: [&str; 4] = ["self", "conversation", "messages", "return_assistant_tokens_mask"];
 
 /// Fields of content parts that the API knows; all others are passed on to the template.
 const PART_FIELDS: [&str; 22] = [
@@ -220,18 +219,19 @@ pub(super) fn messages(values: Vec<Value>) -> Result<Vec<Arc<Message>>, BodyErro
 fn message(value: Value) -> Result<Message, BodyError> {
     let Value::Object(mut fields) = value else { return Err(BodyError::Field("messages")) };
     let role = json::take_text(&mut fields, "role")?.ok_or(BodyError::Field("role"))?;
-    let mut content = match json::take(&mut fields, "content") {
+    let is_system = role == "system";
+    let content = match json::take(&mut fields, "content") {
         None => Vec::new(),
-        Some(Value::String(text)) => vec![Part::text(text)],
+        Some(Value::String(text)) => {
+            let text = if is_system { without_billing_line(text) } else { Some(text) };
+            text.map(Part::text).into_iter().collect()
+        }
         Some(Value::Array(parts)) => {
-            let parts: Result<Vec<_>, _> = parts.into_iter().map(part).collect();
+            let parts: Result<Vec<_>, _> = parts.into_iter().map(|value| part(value, is_system)).collect();
             parts?.into_iter().flatten().collect()
         }
         Some(_) => return Err(BodyError::Field("content")),
     };
-    if role == "system" {
-        content.retain_mut(strip_billing_header);
-    }
     let assistant = role == "assistant";
     let reasoning =
         json::take(&mut fields, "reasoning").or_else(|| json::take(&mut fields, "reasoning_content"));
@@ -254,8 +254,29 @@ fn text_only(value: Option<Value>) -> Option<String> {
     }
 }
 
+/// Whether vLLM hands nothing of a message's content on to the template, if the message is one of a batch.
+///
+/// A batch's conversations are validated twice, by a union of types of which some read parts only when they are asked for
+/// them, and once. Such a type, that of the message's role, is chosen unless the type that takes all parts at once knows
+/// more of the message's fields and parts. What it does not know then gets lost without a word; beyond a batch it is
+/// refused.
+pub(super) fn loses_parts_in_a_batch(message: &Value) -> bool {
+    let Some(parts) = message.get("content").and_then(Value::as_array) else { return false };
+    let has = |part: &Value, kind: &str, text: &str| part["type"] == kind && part[text].is_string();
+    let is_text = |part: &Value| has(part, "text", "text");
+    let is_known = |part: &Value| {
+        is_text(part)
+            || has(part, "refusal", "refusal")
+            || has(part, "thinking", "thinking")
+            || has(part, "tool_reference", "name")
+    };
+    let of_role_alone = ["refusal", "audio", "function_call"];
+    let weighs_against = of_role_alone.iter().any(|name| message.get(*name).is_some());
+    !parts.iter().all(is_text) && (weighs_against || !parts.iter().any(is_known))
+}
+
 /// One part of a message's content; `None` for one that vLLM skips.
-fn part(value: Value) -> Result<Option<Part>, BodyError> {
+fn part(value: Value, is_system: bool) -> Result<Option<Part>, BodyError> {
     let Value::Object(mut fields) = value else {
         return Err(BodyError::Refused("a content part is no object"));
     };
@@ -265,6 +286,10 @@ fn part(value: Value) -> Result<Option<Part>, BodyError> {
     let kind =
         json::take_text(&mut fields, "type")?.ok_or(BodyError::Refused("a content part has no type"))?;
     let text = match kind.as_str() {
+        "text" if is_system => match json::take_text(&mut fields, "text")?.map(without_billing_line) {
+            Some(None) => return Ok(None),
+            text => text.flatten(),
+        },
         "text" | "input_text" | "output_text" => json::take_text(&mut fields, "text")?,
         "refusal" => json::take_text(&mut fields, "refusal")?,
         "thinking" => json::take_text(&mut fields, "thinking")?,
@@ -288,15 +313,13 @@ fn part(value: Value) -> Result<Option<Part>, BodyError> {
 /// How Claude Code's first system line starts.
 pub(super) const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// Claude Code's first system line changes with every request; vLLM removes it, and the part if nothing else is in it.
-fn strip_billing_header(part: &mut Part) -> bool {
-    let Part::Text { text, .. } = part else { return true };
+/// Claude Code's first system line changes with every request; vLLM removes it, and the part if nothing else is in it. It
+/// looks at parts of type `text` alone, of which those of `/v1/responses` are none.
+fn without_billing_line(text: String) -> Option<String> {
     if !text.starts_with(BILLING_HEADER) {
-        return true;
+        return Some(text);
     }
-    let rest = text.split_once('\n').map_or("", |(_, rest)| rest);
-    *text = rest.into();
-    !text.is_empty()
+    text.split_once('\n').map(|(_, rest)| rest.to_owned()).filter(|rest| !rest.is_empty())
 }
 
 fn tool_calls(message: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
@@ -415,8 +438,11 @@ fn template_arguments(body: &mut Object) -> Result<Object, BodyError> {
         Some(Value::Object(arguments)) => arguments,
         Some(_) => return Err(BodyError::Field("chat_template_kwargs")),
     };
-    if arguments.contains_key("chat_template") {
+    if json::take(&mut arguments, "chat_template").is_some() {
         return Err(BodyError::RequestTemplate);
+    }
+    if arguments.contains_key("tokenize") {
+        return Err(BodyError::Unsupported("tokenize among the template's arguments"));
     }
     if REFUSED_ARGUMENTS.iter().any(|name| arguments.contains_key(*name)) {
         return Err(BodyError::Refused("a template argument that cannot be given"));

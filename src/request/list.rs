@@ -14,7 +14,6 @@ use std::{borrow::Cow, sync::Arc};
 /// A list as it was written, and what was seen of such lately.
 #[derive(Debug)]
 pub(super) struct Written<'j> {
-    api: Api,
     seen: &'j SeenMessages,
     items: Vec<Item<'j>>,
 }
@@ -27,7 +26,7 @@ impl<'j> Written<'j> {
             items.push(seen.item(api, items.last(), scan)?);
             Ok(())
         })?;
-        Ok(Self { api, seen, items })
+        Ok(Self { seen, items })
     }
 }
 
@@ -60,27 +59,6 @@ impl<'j> List<'j> {
             (None, None) => Ok(None),
             (None, Some(Value::Array(values))) => Ok(Some(Self::Read(values))),
             (None, Some(_)) => Err(BodyError::Field(name)),
-        }
-    }
-
-    /// The lists in this one.
-    pub(super) fn lists(self) -> Result<Vec<Self>, BodyError> {
-        let read = |value| match value {
-            Value::Array(values) => Ok(Self::Read(values)),
-            Value::Null => Err(BodyError::EmptyPrompt),
-            _ => Err(BodyError::Field("messages")),
-        };
-        match self {
-            Self::Read(values) => values.into_iter().map(read).collect(),
-            Self::Written(Written { api, seen, items }) => {
-                let list = |item: Item<'j>| match item.json {
-                    json @ [b'[', ..] => {
-                        Scan::of_whole(json, |scan| Written::read(api, seen, scan)).map(Self::Written)
-                    }
-                    other => read(value(other)?),
-                };
-                items.into_iter().map(list).collect()
-            }
         }
     }
 
@@ -121,7 +99,7 @@ impl<'j> List<'j> {
                 })?;
                 Ok((messages, cut))
             }
-            Self::Written(Written { seen, mut items, .. }) => {
+            Self::Written(Written { seen, mut items }) => {
                 let mut messages = Vec::with_capacity(items.len());
                 for item in &mut items {
                     item.joins.get_or_insert_with(|| joins(Entry::Written(item.json)));

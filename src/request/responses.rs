@@ -12,7 +12,7 @@ use std::sync::Arc;
 const FIELD: BodyError = BodyError::Field("input");
 
 pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
-    for field in ["previous_response_id", "previous_input_messages", "prompt"] {
+    for field in ["previous_response_id", "prompt"] {
         // The history is in the memory of the replica that answered before.
         if json::take(body, field).is_some() {
             return Err(BodyError::Unsupported(field));

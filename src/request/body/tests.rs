@@ -70,6 +70,40 @@ fn a_batch_is_several_conversations_without_tools() {
     assert!(batch(&format!(r#"{{"messages": [{turn}], "tools": [{{}}]}}"#)).is_err());
 }
 
+/// What vLLM answered to each.
+#[test]
+fn parts_that_the_api_does_not_know_get_lost_in_a_batch() {
+    let batch = |content: &str, fields: &str| {
+        let message = format!(r#"{{"role": "assistant", "content": [{content}]{fields}}}"#);
+        parse(Endpoint::ChatBatch, format!(r#"{{"messages": [[{message}]]}}"#).as_bytes()).is_ok()
+    };
+    let [known, other] = [r#"{"type": "text", "text": "x"}"#, r#"{"type": "output_text", "text": "x"}"#];
+    assert!(batch(known, "") && batch(known, r#", "refusal": "x""#) && batch("", ""));
+    assert!(!batch(other, ""));
+    assert!(batch(&format!("{known}, {other}"), ""), "with one that it knows it takes both");
+    assert!(!batch(&format!("{known}, {other}"), r#", "refusal": "x", "function_call": null"#));
+}
+
+#[test]
+fn of_a_system_message_the_billing_line_of_its_texts_is_removed_and_of_no_other_parts() {
+    let texts = |content: &str| {
+        let body = format!(r#"{{"messages": [{{"role": "system", "content": {content}}}]}}"#);
+        let parts = chat(&body).expect("a body").messages[0].content.clone();
+        parts
+            .iter()
+            .map(|part| match part {
+                Part::Text { text, .. } => text.to_string(),
+                other => panic!("{other:?}"),
+            })
+            .collect::<Vec<_>>()
+    };
+    let line = "x-anthropic-billing-header: cch=1;";
+    let part = |kind: &str, text: &str| format!(r#"[{{"type": "{kind}", "text": "{text}"}}]"#);
+    assert_eq!(texts(&format!(r#""{line}\nBe brief.""#)), ["Be brief."]);
+    assert!(texts(&part("text", line)).is_empty());
+    assert_eq!(texts(&part("input_text", line)), [line]);
+}
+
 #[test]
 fn prompts_that_cannot_be_routed_by_have_a_reason() {
     for (body, reason) in [
