@@ -17,6 +17,7 @@ mod shape;
 mod strings;
 mod sums;
 pub(in crate::prompt) mod values;
+mod variables;
 mod walk;
 
 pub(super) use known::Text as KnownText;
@@ -38,6 +39,7 @@ use rendered::Bounded;
 use requested::Requested;
 use std::error::Error as _;
 use std::sync::Arc;
+use variables::Variables;
 
 /// The source of a model's chat templates.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +58,7 @@ pub(super) struct Templates {
     environment: Environment<'static>,
     default: Option<Properties>,
     tool_use: Option<Properties>,
-    special_tokens: Vec<(String, String)>,
+    special_tokens: variables::Shared,
     options: ModelOptions,
     anthropic: Anthropic,
     depend_on_time: bool,
@@ -123,13 +125,13 @@ impl Templates {
         let tool_use = add("tool_use", sources.tool_use)?;
         let known = Known::new(sites, known_bytes);
         known.add_to(&mut environment);
-        let special_tokens = sources.special_tokens;
+        let special_tokens = sources.special_tokens.into_iter().map(|(name, token)| (name, token.into()));
         let anthropic = Anthropic { wants_system_first, ..Anthropic::default() };
         Ok(Self {
             environment,
             default,
             tool_use,
-            special_tokens,
+            special_tokens: special_tokens.collect(),
             options,
             anthropic,
             depend_on_time,
@@ -175,17 +177,16 @@ impl Templates {
             format,
             template.knows_developers,
             conversation.system_may_be_first && self.anthropic.wants_system_first,
+            self.options.compat,
         );
         let continued = match prepared.last_mut() {
             Some(last) if conversation.continue_final_message => {
-                last.identity = None;
-                Some(mark_to_continue(&mut last.content, template)?)
+                Some(mark_to_continue(last.content_mut(), template)?)
             }
             _ => None,
         };
-        let messages: Vec<Value> =
-            prepared.iter().map(|message| message.value(self.options.compat)).collect();
-        let context = self.context(conversation, Value::from(messages), tools);
+        let messages = Value::from_object(messages::List::new(prepared));
+        let context = self.context(conversation, messages, tools);
 
         let mut output = Bounded::new(self.options.max_rendered_bytes);
         let marked_safe = self
@@ -259,32 +260,29 @@ impl Templates {
         }
     }
 
-    /// The variables of the template; of equal names the later one counts.
+    /// The variables of the template.
     fn context(&self, conversation: &Conversation, messages: Value, tools: Option<Value>) -> Value {
-        let mut variables: Vec<(&str, Value)> = self
-            .special_tokens
-            .iter()
-            .map(|(name, token)| (name.as_str(), Value::from(token.as_str())))
-            .collect();
-        variables.push(("documents", Value::from(())));
+        let mut variables = Variables::new(&self.special_tokens);
+        variables.set("documents", Value::from(()));
         let defaults = self.options.template_arguments.iter();
         let named = conversation.template_arguments.iter().filter(|(_, value)| is_given(value));
-        variables
-            .extend(defaults.chain(named).map(|(name, value)| (name.as_str(), values::from_json(value))));
+        for (name, value) in defaults.chain(named) {
+            variables.set(name.clone(), values::from_json(value));
+        }
         if let Some(documents) = &conversation.documents {
-            variables.push(("documents", values::from_json(documents)));
+            variables.set("documents", values::from_json(documents));
         }
         let disabled = conversation.thinking_disabled.then_some(self.anthropic.disabled_effort);
         if let Some(effort) = disabled.or(conversation.reasoning_effort.as_deref()) {
             if !conversation.template_arguments.contains_key("enable_thinking") {
-                variables.push(("enable_thinking", Value::from(effort != "none")));
+                variables.set("enable_thinking", Value::from(effort != "none"));
             }
-            variables.push(("reasoning_effort", Value::from(effort)));
+            variables.set("reasoning_effort", Value::from(effort));
         }
-        variables.push(("add_generation_prompt", Value::from(conversation.add_generation_prompt)));
-        variables.push(("tools", tools.unwrap_or_else(|| Value::from(()))));
-        variables.push(("messages", messages));
-        Value::from_pairs(variables)
+        variables.set("add_generation_prompt", Value::from(conversation.add_generation_prompt));
+        variables.set("tools", tools.unwrap_or_else(|| Value::from(())));
+        variables.set("messages", messages);
+        Value::from_object(variables)
     }
 }
 

@@ -39,7 +39,11 @@ impl Templates {
         let sources = Sources {
             default: Some(source.to_owned()),
             tool_use: None,
-            special_tokens: self.special_tokens.clone(),
+            special_tokens: self
+                .special_tokens
+                .iter()
+                .map(|(name, token)| (name.clone(), token.to_string()))
+                .collect(),
         };
         let compiled = Self::compile_alone(sources, self.options.clone(), 0);
         let mut compiled = compiled.map_err(|error| failure(&error))?;

@@ -1,9 +1,7 @@
 //! JSON → the values that templates work with.
 
-use crate::request::conversation::Message;
 use minijinja::Value;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
-use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// The value of some JSON. Objects behave like Python's dictionaries.
@@ -57,41 +55,8 @@ impl Object for Dict {
     }
 }
 
-/// A dictionary of a few fields whose names are known, and no method's: what a message is. It is made without a table.
-#[derive(Debug)]
-pub(in crate::prompt) struct Fields {
-    pub(in crate::prompt) fields: SmallVec<[(&'static str, Value); 4]>,
-    /// The message that all fields were made from, if it was seen before; by its address it is known again.
-    pub(in crate::prompt) message: Option<Arc<Message>>,
-}
-
-impl Object for Fields {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Map
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.field(key.as_str()?).cloned()
-    }
-
-    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        self.field(key).cloned().or_else(|| method(key))
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.fields.iter().map(|(name, _)| Value::from(*name)).collect())
-    }
-}
-
-impl Fields {
-    /// The field of that name.
-    pub(super) fn field(&self, key: &str) -> Option<&Value> {
-        self.fields.iter().find(|(name, _)| *name == key).map(|(_, value)| value)
-    }
-}
-
 /// The method of that name that every dictionary has.
-fn method(key: &str) -> Option<Value> {
+pub(in crate::prompt) fn method(key: &str) -> Option<Value> {
     let is_one = matches!(
         key,
         "items"

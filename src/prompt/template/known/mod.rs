@@ -6,11 +6,13 @@
 //! key of a text is everything that it was made from: the loop, the message, and the words. So what is known can never
 //! change a prompt.
 
+mod items;
 mod names;
 mod reading;
 mod rewriting;
 mod run;
 mod searches;
+mod seen;
 mod term;
 #[cfg(test)]
 mod tests;

@@ -1,9 +1,10 @@
 //! Changed loops at work: which messages they leave out, and what they write for the others.
 
+use super::items::Items;
 use super::reading::Need;
-use super::term::{self, Bytes, LoopField, Place};
+use super::seen::{self, Bytes};
+use super::term::{LoopField, Place};
 use super::{KEEP_FILTER, STEPS_FUNCTION, Site, Sites};
-use crate::prompt::template::values::Fields;
 use crate::prompt::tokenizer::Tokenized;
 use crate::recent::{CacheStats, Key, Recent};
 use crate::request::conversation::Message;
@@ -68,7 +69,7 @@ impl Known {
     pub(in crate::prompt::template) fn add_to(self: &Arc<Self>, environment: &mut Environment<'_>) {
         let (known, keeping) = (Arc::clone(self), Arc::clone(self));
         environment.add_function(STEPS_FUNCTION, move |state: &State<'_, '_>, site: usize, items: Value| {
-            Run::start(&known, state, site, items).map(|run| Value::from_object(Steps(Arc::new(run))))
+            Run::start(&known, state, site, &items).map(|run| Value::from_object(Steps(Arc::new(run))))
         });
         environment.add_filter(KEEP_FILTER, move |text: Value, step: &Value| {
             match step.downcast_object::<Step>() {
@@ -100,22 +101,18 @@ impl Known {
 struct Run {
     known: Arc<Known>,
     site: usize,
-    items: Vec<Value>,
-    is_sized: bool,
+    items: Items,
     outer: SmallVec<[Value; 8]>,
     /// What all keys begin with; `None` where nothing of this run is known or kept.
     steady: Option<Bytes>,
 }
 
 impl Run {
-    fn start(known: &Arc<Known>, state: &State<'_, '_>, site: usize, items: Value) -> Result<Self, Error> {
-        let iterator = items.try_iter()?;
-        let is_sized = matches!(iterator.size_hint(), (least, Some(most)) if least == most);
+    fn start(known: &Arc<Known>, state: &State<'_, '_>, site: usize, items: &Value) -> Result<Self, Error> {
         let mut run = Self {
             known: Arc::clone(known),
             site,
-            items: iterator.collect(),
-            is_sized,
+            items: Items::of(items)?,
             outer: SmallVec::new(),
             steady: None,
         };
@@ -134,18 +131,18 @@ impl Run {
         let mut bytes = Bytes::new();
         let place = self.place(0);
         for term in &site.steady {
-            term::append(&mut bytes, &*term.value(&place)?)?;
+            seen::append(&mut bytes, &term.value(&place)?)?;
         }
         Some(bytes)
     }
 
     fn place(&self, index: usize) -> Place<'_> {
-        Place { outer: &self.outer, items: &self.items, index, is_sized: self.is_sized }
+        Place { outer: &self.outer, items: &self.items, index }
     }
 
     /// The name of the text of a message that was seen before, and what its loop may change.
     fn key(&self, place: &Place<'_>) -> Option<(Key, Bytes)> {
-        let message = message(self.items.get(place.index)?)?;
+        let message = self.message(place.index)?;
         let site = self.known.sites.get(self.site)?;
         let mut bytes = self.steady.clone()?;
         bytes.extend_from_slice(&(Arc::as_ptr(message) as usize).to_le_bytes());
@@ -155,16 +152,21 @@ impl Run {
         Some((self.known.texts.key(self.site as u64, &bytes), written))
     }
 
+    /// The message that an item is, if it is one that was seen before, and as it was sent.
+    fn message(&self, index: usize) -> Option<&Arc<Message>> {
+        self.items.message(index)?.identity()
+    }
+
     fn append_written(&self, bytes: &mut Bytes, place: &Place<'_>) -> Option<()> {
         let site = self.known.sites.get(self.site)?;
-        site.written.iter().try_for_each(|term| term::append(bytes, &*term.value(place)?))
+        site.written.iter().try_for_each(|term| seen::append(bytes, &term.value(place)?))
     }
 }
 
 fn append_needs(bytes: &mut Bytes, needs: &[Need], place: &Place<'_>) -> Option<()> {
     for need in needs {
         match need {
-            Need::Value(term) => term::append(bytes, &*term.value(place)?)?,
+            Need::Value(term) => seen::append(bytes, &term.value(place)?)?,
             Need::Truth(term) => bytes.push(term.truth(place)?.into()),
             Need::Either { test, then, otherwise } => {
                 let is_true = test.truth(place)?;
@@ -174,11 +176,6 @@ fn append_needs(bytes: &mut Bytes, needs: &[Need], place: &Place<'_>) -> Option<
         }
     }
     Some(())
-}
-
-/// The message that an item is, if it is one that was seen before, and as it was sent.
-fn message(item: &Value) -> Option<&Arc<Message>> {
-    item.downcast_object_ref::<Fields>()?.message.as_ref()
 }
 
 /// What a changed loop goes over.
@@ -202,7 +199,7 @@ impl Object for Steps {
         // What a message's text depends on is looked at when the loop comes to it, and not before.
         Enumerator::Iter(Box::new(std::iter::from_fn(move || {
             let step = Step::next(&run, &mut index)?;
-            let item = run.items.get(step.index)?.clone();
+            let item = run.items.get(step.index)?.as_value().into_owned();
             Some(Value::from(vec![item, Value::from_object(step)]))
         })))
     }
@@ -250,7 +247,7 @@ impl Step {
     }
 
     fn message(&self) -> Option<&Arc<Message>> {
-        message(self.run.items.get(self.index)?)
+        self.run.message(self.index)
     }
 }
 
@@ -260,7 +257,7 @@ impl Object for Step {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
-        Some(self.place().field(LoopField::of_name(key)?))
+        Some(self.place().field(LoopField::of_name(key)?).as_value().into_owned())
     }
 }
 

@@ -1,10 +1,11 @@
 //! Expressions that are worked out here, without minijinja's machine, and with the very operations that it would use.
 
-use crate::prompt::template::values::Fields;
+use super::items::Items;
+use super::seen::Seen;
+use crate::prompt::messages::Field;
 use minijinja::machinery::ast::{BinOpKind, CompareOpKind};
 use minijinja::value::{Value, ValueKind};
-use smallvec::SmallVec;
-use std::borrow::Cow;
+use std::cmp::Ordering;
 
 /// An expression over what surrounds one turn of a loop.
 #[derive(Clone, PartialEq, Debug)]
@@ -82,6 +83,26 @@ impl Comparison {
             _ => return None,
         })
     }
+
+    pub(super) fn holds(self, a: &Seen<'_>, b: &Seen<'_>) -> bool {
+        match (self, a.as_integer(), b.as_integer()) {
+            (Self::Equal, None, _) | (Self::Equal, _, None) => a.equals(b),
+            (Self::Unequal, None, _) | (Self::Unequal, _, None) => !a.equals(b),
+            (_, Some(a), Some(b)) => self.is_of(a.cmp(&b)),
+            _ => self.is_of(a.as_value().cmp(&b.as_value())),
+        }
+    }
+
+    fn is_of(self, order: Ordering) -> bool {
+        match self {
+            Self::Equal => order.is_eq(),
+            Self::Unequal => order.is_ne(),
+            Self::Less => order.is_lt(),
+            Self::LessOrEqual => order.is_le(),
+            Self::Greater => order.is_gt(),
+            Self::GreaterOrEqual => order.is_ge(),
+        }
+    }
 }
 
 /// An attribute of the variable `loop`.
@@ -120,31 +141,29 @@ impl LoopField {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'p> {
     pub(super) outer: &'p [Value],
-    pub(super) items: &'p [Value],
+    pub(super) items: &'p Items,
     pub(super) index: usize,
-    /// Whether the loop knows how many items it has: not those of a generator.
-    pub(super) is_sized: bool,
 }
 
-impl Place<'_> {
+impl<'p> Place<'p> {
     fn is_last(&self) -> bool {
-        self.is_sized && self.index + 1 == self.items.len()
+        self.items.are_counted() && self.index + 1 == self.items.len()
     }
 
     /// As minijinja's own `loop` has it.
-    pub(super) fn field(&self, field: LoopField) -> Value {
-        let length = self.is_sized.then_some(self.items.len());
+    pub(super) fn field(&self, field: LoopField) -> Seen<'p> {
+        let length = self.items.are_counted().then_some(self.items.len());
         let rest = length.map(|length| length.saturating_sub(self.index));
-        let sized = |number: Option<usize>| number.map_or(Value::UNDEFINED, Value::from);
-        let item = |at: Option<usize>| at.and_then(|at| self.items.get(at)).cloned().unwrap_or_default();
+        let sized = |number: Option<usize>| number.map_or(Seen::Undefined, Seen::count);
+        let item = |at: Option<usize>| at.and_then(|at| self.items.get(at)).unwrap_or(Seen::Undefined);
         match field {
-            LoopField::Index => Value::from(self.index + 1),
-            LoopField::Index0 => Value::from(self.index),
+            LoopField::Index => Seen::count(self.index + 1),
+            LoopField::Index0 => Seen::count(self.index),
             LoopField::Length => sized(length),
             LoopField::Revindex => sized(rest),
             LoopField::Revindex0 => sized(rest.map(|rest| rest.saturating_sub(1))),
-            LoopField::First => Value::from(self.index == 0),
-            LoopField::Last => Value::from(self.is_last()),
+            LoopField::First => Seen::Flag(self.index == 0),
+            LoopField::Last => Seen::Flag(self.is_last()),
             LoopField::Previtem => item(self.index.checked_sub(1)),
             LoopField::Nextitem => item(self.index.checked_add(1)),
         }
@@ -179,43 +198,49 @@ impl Term {
     }
 
     /// The value; `None` where the template would fail, or what it would make of it is not certain.
-    pub(super) fn value<'p>(&'p self, place: &Place<'p>) -> Option<Cow<'p, Value>> {
-        let owned = |value: Value| Some(Cow::Owned(value));
-        match self {
-            Self::Const(value) => Some(Cow::Borrowed(value)),
-            Self::Outer(at) => place.outer.get(*at).map(Cow::Borrowed),
-            Self::Message => place.items.get(place.index).map(Cow::Borrowed),
-            Self::Loop(field) => owned(place.field(*field)),
-            Self::Attr(of, name) => {
-                let of = of.value(place)?;
-                // Most are of messages.
-                if let Cow::Borrowed(of) = of
-                    && let Some(value) =
-                        of.downcast_object_ref::<Fields>().and_then(|fields| fields.field(name))
-                {
-                    return Some(Cow::Borrowed(value));
-                }
-                owned(of.get_attr(name).ok()?)
-            }
-            Self::Item(of, key) => owned(of.value(place)?.get_item(&*key.value(place)?).ok()?),
-            Self::Length(of) => owned(Value::from(of.value(place)?.len()?)),
-            Self::Is(..) | Self::Not(_) | Self::Compare(..) => owned(Value::from(self.truth(place)?)),
+    pub(super) fn value<'p>(&'p self, place: &Place<'p>) -> Option<Seen<'p>> {
+        Some(match self {
+            Self::Const(value) => Seen::Value(value),
+            Self::Outer(at) => Seen::Value(place.outer.get(*at)?),
+            Self::Message => place.items.get(place.index)?,
+            Self::Loop(field) => place.field(*field),
+            Self::Attr(of, name) => of.value(place)?.attr(name)?,
+            Self::Item(of, key) => of.value(place)?.item(&key.value(place)?)?,
+            Self::Length(of) => of.value(place)?.length()?,
+            Self::Is(..) | Self::Not(_) | Self::Compare(..) => Seen::Flag(self.truth(place)?),
             Self::And(a, b) => match a.value(place)? {
-                a if a.is_true() => b.value(place),
-                a => Some(a),
+                a if a.is_true() => b.value(place)?,
+                a => a,
             },
             Self::Or(a, b) => match a.value(place)? {
-                a if a.is_true() => Some(a),
-                _ => b.value(place),
+                a if a.is_true() => a,
+                _ => b.value(place)?,
             },
             Self::Add(a, b) => {
-                let (a, b) = (integer(&*a.value(place)?)?, integer(&*b.value(place)?)?);
-                owned(Value::from(a.checked_add(b)?))
+                let (a, b) = (a.value(place)?.as_integer()?, b.value(place)?.as_integer()?);
+                Seen::Integer(a.checked_add(b)?)
             }
             Self::Subtract(a, b) => {
-                let (a, b) = (integer(&*a.value(place)?)?, integer(&*b.value(place)?)?);
-                owned(Value::from(a.checked_sub(b)?))
+                let (a, b) = (a.value(place)?.as_integer()?, b.value(place)?.as_integer()?);
+                Seen::Integer(a.checked_sub(b)?)
             }
+        })
+    }
+
+    /// The value where it is a constant text or one of the message's: most comparisons are those of its role with a word.
+    fn text<'p>(&'p self, place: &Place<'p>) -> Option<&'p str> {
+        let name = match self {
+            Self::Const(text) => return text.as_str(),
+            Self::Attr(of, name) if matches!(**of, Self::Message) => name,
+            Self::Item(of, name) if matches!(**of, Self::Message) => match &**name {
+                Self::Const(name) => name.as_str()?,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        match place.items.message(place.index)?.field(name) {
+            Field::Text(text) => Some(text),
+            _ => None,
         }
     }
 
@@ -234,57 +259,12 @@ impl Term {
                     Kind::Text => found == ValueKind::String,
                 }
             }
-            Self::Compare(a, comparison, b) => {
-                let (a, b) = (a.value(place)?, b.value(place)?);
-                let (a, b) = (&*a, &*b);
-                match comparison {
-                    Comparison::Equal => a == b,
-                    Comparison::Unequal => a != b,
-                    Comparison::Less => a < b,
-                    Comparison::LessOrEqual => a <= b,
-                    Comparison::Greater => a > b,
-                    Comparison::GreaterOrEqual => a >= b,
-                }
-            }
-            Self::Loop(LoopField::First) => place.index == 0,
-            Self::Loop(LoopField::Last) => place.is_last(),
+            Self::Compare(a, comparison, b) => match (comparison, a.text(place), b.text(place)) {
+                (Comparison::Equal, Some(a), Some(b)) => a == b,
+                (Comparison::Unequal, Some(a), Some(b)) => a != b,
+                _ => comparison.holds(&a.value(place)?, &b.value(place)?),
+            },
             of => of.value(place)?.is_true(),
         })
     }
-}
-
-/// A whole number, of which sums are the same in every language.
-fn integer(value: &Value) -> Option<i64> {
-    value.as_i64().filter(|_| value.is_integer())
-}
-
-/// Some values, one after the other, so that other values have other bytes.
-pub(super) type Bytes = SmallVec<[u8; 96]>;
-
-/// A longer text is no word that a template decides by.
-const LONGEST_WORD: usize = 256;
-
-/// Appends a value; `None` for one that is not known by a few bytes.
-pub(super) fn append(bytes: &mut Bytes, value: &Value) -> Option<()> {
-    match value.kind() {
-        ValueKind::Undefined => bytes.push(0),
-        ValueKind::None => bytes.push(1),
-        ValueKind::Bool => bytes.push(2 + u8::from(value.is_true())),
-        ValueKind::Number if value.is_integer() => {
-            bytes.push(4);
-            bytes.extend_from_slice(&value.as_i64()?.to_le_bytes());
-        }
-        ValueKind::Number => {
-            bytes.push(5);
-            bytes.extend_from_slice(&f64::try_from(value.clone()).ok()?.to_bits().to_le_bytes());
-        }
-        ValueKind::String => {
-            let word = value.as_str().filter(|word| word.len() <= LONGEST_WORD)?;
-            bytes.push(6 + u8::from(value.is_safe()));
-            bytes.extend_from_slice(&(word.len() as u16).to_le_bytes());
-            bytes.extend_from_slice(word.as_bytes());
-        }
-        _ => return None,
-    }
-    Some(())
 }

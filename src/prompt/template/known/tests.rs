@@ -1,6 +1,9 @@
 use super::*;
+use crate::prompt::error::PromptError;
+use crate::prompt::options::ModelOptions;
 use crate::prompt::template::environment::syntax;
-use crate::prompt::template::{Rendered, tests::templates};
+use crate::prompt::template::tests::templates;
+use crate::prompt::template::{Rendered, Sources, Templates};
 use crate::recent::CacheStats;
 use crate::request::SeenMessages;
 use crate::request::body::{Endpoint, PromptInput, parse_seen};
@@ -166,6 +169,24 @@ fn a_message_to_be_continued_is_not_known_by_its_text() {
     let continued = r#", "add_generation_prompt": false, "continue_final_message": true"#;
     let bodies = [body(&["a", "b "], continued), body(&["a", "b ", "c"], ""), body(&["a", "b "], continued)];
     assert_eq!(texts(source, &bodies), (vec!["ab ".into(), "ab c".into(), "ab ".into()], 2));
+}
+
+#[test]
+fn what_is_known_counts_towards_the_limit() {
+    let sources = Sources {
+        default: Some("{% for m in messages %}{{ m.content }}{% endfor %}".to_owned()),
+        ..Sources::default()
+    };
+    let options = ModelOptions { max_rendered_bytes: 40, ..ModelOptions::default() };
+    let templates = Templates::compile(sources, options, 1 << 20).expect("a template");
+    let (ten, seen) = (["0123456789"; 5], SeenMessages::new(1 << 20));
+    let render = |count: usize| {
+        let conversation = conversation(&body(&ten[..count], ""), &seen);
+        templates.render(&conversation).map(|rendered| rendered.text_bytes())
+    };
+    assert_eq!(render(4), Ok(40));
+    assert_eq!(render(5), Err(PromptError::TooLarge));
+    assert_eq!((render(4), templates.known_stats().hits > 3), (Ok(40), true));
 }
 
 #[test]
