@@ -6,7 +6,7 @@
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use xxhash_rust::xxh3::xxh3_128_with_secret;
 
 /// What an entry takes beside its value: key, pointer, sizes, the allocations' own headers and the table's slack.
 const ENTRY_BYTES: usize = 128;
@@ -29,6 +29,9 @@ impl Key {
     }
 }
 
+/// What the hash is keyed with. A seed would be made one of these for each long text.
+type Secret = [u8; 192];
+
 /// A cache of cheaply cloned values, bounded in bytes.
 ///
 /// Each of its shards has two generations: entries that are used move to the young one, and when that is full the old one
@@ -36,7 +39,7 @@ impl Key {
 #[derive(Debug)]
 pub(crate) struct Recent<V> {
     shards: Box<[Mutex<Shard<V>>]>,
-    seed: u64,
+    secret: Secret,
     generation_bytes: usize,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -83,7 +86,7 @@ impl<V: Clone> Recent<V> {
         let shards = shards.max(1);
         Self {
             shards: (0..shards).map(|_| Mutex::default()).collect(),
-            seed: fastrand::u64(..),
+            secret: std::array::from_fn(|_| fastrand::u8(..)),
             generation_bytes: capacity_bytes / shards / 2,
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -92,8 +95,7 @@ impl<V: Clone> Recent<V> {
 
     /// The name of `bytes`. Equal bytes of different `kind` have different names.
     pub(crate) fn key(&self, kind: u64, bytes: &[u8]) -> Key {
-        // Seeds must not be one apart: the hash adds the seed to and takes it from words of its secret.
-        Key(xxh3_128_with_seed(bytes, self.seed ^ kind.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+        Key(xxh3_128_with_secret(bytes, &self.secret) ^ u128::from(kind))
     }
 
     /// The value of that name, if it is still here.

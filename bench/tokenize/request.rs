@@ -22,12 +22,16 @@ pub mod limits;
 mod list;
 #[path = "../../src/request/partial.rs"]
 pub mod partial;
+#[path = "../../src/request/plain.rs"]
+mod plain;
 #[path = "../../src/request/responses.rs"]
 mod responses;
 #[path = "../../src/request/scan.rs"]
 mod scan;
 #[path = "../../src/request/seen.rs"]
 mod seen;
+#[path = "../../src/request/text.rs"]
+mod text;
 
 pub use body::Endpoint;
 pub use seen::SeenMessages;

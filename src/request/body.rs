@@ -11,6 +11,7 @@ use super::json::{self, Object};
 use super::limits::Limits;
 use super::list::{List, Written};
 use super::seen::{Api, SeenMessages};
+use super::text::text;
 use super::{anthropic, generate, responses, scan};
 use crate::{hash::MediaItem, units::TokenId};
 use serde_json::Value;
@@ -230,9 +231,10 @@ fn apart<'j>(
     api: Api,
     seen: &'j SeenMessages,
 ) -> Result<(Object, Option<Written<'j>>), BodyError> {
-    let (mut rest, mut written) = (Object::new(), None);
+    let (mut rest, mut written) = (json::object(), None);
     scan::fields(body, |name, scan| {
-        if name == list && (written.is_some() || rest.contains_key(list)) {
+        let name = text(name)?;
+        if name == list && (written.is_some() || json::get(&rest, list).is_some()) {
             return Err(BodyError::Field("messages"));
         }
         if name == list && scan.next() == Some(b'[') {
@@ -277,7 +279,7 @@ pub(super) fn read_prompt(
     if cache_salt.as_deref() == Some("") {
         return Err(BodyError::Refused("an empty cache_salt"));
     }
-    let echo = body.get("echo") == Some(&Value::Bool(true));
+    let echo = json::get(&body, "echo") == Some(&Value::Bool(true));
     let prompt = prompt(&mut body)?;
     let media = if endpoint == Endpoint::Generate { generate::media(&mut body)? } else { Vec::new() };
     let is_whole = !matches!(&prompt, PromptInput::Chat(conversation) if conversation.cut.is_some());
@@ -296,7 +298,7 @@ pub(super) fn read_prompt(
         media,
         limits,
         cache_salt,
-        stream: body.get("stream") == Some(&Value::Bool(true)),
+        stream: json::get(&body, "stream") == Some(&Value::Bool(true)),
         session_id: json::take_text(&mut body, "session_id")?,
     })
 }
@@ -331,7 +333,9 @@ fn batch_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
     if json::take(body, "tools").is_some() {
         return Err(BodyError::Refused("tools in a batch"));
     }
-    if body.get("kv_transfer_params").is_some_and(|parameters| !parameters["prompt_token_ids"].is_null()) {
+    if json::get(body, "kv_transfer_params")
+        .is_some_and(|parameters| !parameters["prompt_token_ids"].is_null())
+    {
         return Err(BodyError::Refused("one forwarded prompt for a batch"));
     }
     let Some(Value::Array(conversations)) = json::take(body, "messages") else {

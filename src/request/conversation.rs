@@ -190,7 +190,7 @@ pub(super) fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<C
     let documents = json::take(body, "documents");
     documents.iter().try_for_each(json::check_exact)?;
     let tools = tools(body)?;
-    let choice = body.get("tool_choice");
+    let choice = json::get(body, "tool_choice");
     Ok(Conversation {
         messages,
         template: None,

@@ -6,18 +6,31 @@ use serde_json::{Map, Value};
 /// A JSON object in the order in which the client wrote it; of a repeated key the last value counts, as in Python.
 pub(super) type Object = Map<String, Value>;
 
-/// Takes a field away; `null` is the same as an absent field.
-pub(super) fn take(object: &mut Object, name: &str) -> Option<Value> {
-    if !may_have(object, name) {
-        return None;
-    }
-    object.get_mut(name).map(Value::take).filter(|value| !value.is_null())
+/// An object that is expected to have few fields.
+pub(super) fn object() -> Object {
+    Object::with_capacity(FEW)
 }
 
-/// Whether to look for a field: most of those that there may be are not there, and few names are read faster than hashed.
-fn may_have(object: &Object, name: &str) -> bool {
-    const FEW: usize = 12;
-    object.len() > FEW || object.keys().any(|key| key == name)
+/// So many names are read faster than one is hashed; and most fields that there may be are not there.
+const FEW: usize = 12;
+
+/// A field.
+pub(super) fn get<'o>(object: &'o Object, name: &str) -> Option<&'o Value> {
+    if object.len() > FEW {
+        object.get(name)
+    } else {
+        object.iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+    }
+}
+
+/// Takes a field away; `null` is the same as an absent field.
+pub(super) fn take(object: &mut Object, name: &str) -> Option<Value> {
+    let field = if object.len() > FEW {
+        object.get_mut(name)
+    } else {
+        object.iter_mut().find(|(key, _)| *key == name).map(|(_, value)| value)
+    };
+    field.map(Value::take).filter(|value| !value.is_null())
 }
 
 /// An optional string.
@@ -31,10 +44,7 @@ pub(super) fn take_text(object: &mut Object, name: &'static str) -> Result<Optio
 
 /// A boolean; unlike an absent one, `null` is not allowed.
 pub(super) fn take_flag(object: &mut Object, name: &'static str, default: bool) -> Result<bool, BodyError> {
-    if !may_have(object, name) {
-        return Ok(default);
-    }
-    match object.get(name) {
+    match get(object, name) {
         None => Ok(default),
         Some(Value::Bool(flag)) => Ok(*flag),
         Some(_) => Err(BodyError::Field(name)),

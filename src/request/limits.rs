@@ -162,7 +162,7 @@ impl Lengths {
             _ => body,
         };
         let number = |name| integer(fields, name);
-        let is_null = |name| fields.get(name).is_some_and(Value::is_null);
+        let is_null = |name| json::get(fields, name).is_some_and(Value::is_null);
         let max = match endpoint {
             Endpoint::Responses => number("max_output_tokens")?,
             Endpoint::ChatCompletions | Endpoint::ChatBatch => {
@@ -208,7 +208,7 @@ impl Lengths {
 /// A number as the API's validation reads it; `None` if it is absent or `null`.
 fn integer(fields: &Object, name: &'static str) -> Result<Option<i64>, BodyError> {
     const MOST: f64 = 9_007_199_254_740_992.0;
-    let value = match fields.get(name) {
+    let value = match json::get(fields, name) {
         None | Some(Value::Null) => return Ok(None),
         Some(value) => value,
     };
@@ -246,7 +246,7 @@ fn truncation(body: &mut Object, context: Limit) -> Result<Option<Truncation>, B
 
 fn truncation_of_responses(body: &mut Object, context: Limit) -> Result<Option<Truncation>, BodyError> {
     // What is told to be `null` is not `disabled`.
-    let is_null = body.get("truncation").is_some_and(Value::is_null);
+    let is_null = json::get(body, "truncation").is_some_and(Value::is_null);
     match json::take_text(body, "truncation")?.as_deref() {
         None if !is_null => Ok(None),
         Some("disabled") => Ok(None),

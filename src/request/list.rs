@@ -6,8 +6,10 @@
 use super::body::BodyError;
 use super::conversation::{Cut, Message};
 use super::json::{self, Object};
+use super::plain;
 use super::scan::{self, Scan};
 use super::seen::{Api, Item, SeenMessages};
+use super::text::text;
 use serde_json::Value;
 use std::{borrow::Cow, sync::Arc};
 
@@ -27,6 +29,20 @@ impl<'j> Written<'j> {
             Ok(())
         })?;
         Ok(Self { seen, items })
+    }
+
+    /// The messages of all entries that were seen lately, and those that `read` reads of others.
+    fn messages(
+        mut self,
+        joins: impl Fn(Entry<'_>) -> bool,
+        read: impl Fn(&[Item<'_>], &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
+    ) -> Result<Messages, BodyError> {
+        for item in &mut self.items {
+            item.joins.get_or_insert_with(|| joins(Entry::Written(item.json)));
+        }
+        let count = self.items.len();
+        let groups = self.items.chunk_by_mut(|a, b| a.joins == Some(true) && b.joins == Some(true));
+        until_media(groups, count, |group, messages| self.seen.read(group, messages, &read))
     }
 }
 
@@ -76,10 +92,24 @@ impl<'j> List<'j> {
         self,
         convert: impl Fn(Value, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
     ) -> Result<Messages, BodyError> {
-        let one = |mut entries: Vec<Value>, messages: &mut Vec<Arc<Message>>| {
-            entries.pop().map_or(Ok(()), |entry| convert(entry, messages))
-        };
-        self.messages_of_groups(|_| false, one)
+        match self {
+            Self::Read(values) => {
+                let count = values.len();
+                until_media(values, count, convert)
+            }
+            Self::Written(written) => written.messages(
+                |_| false,
+                |items, messages| {
+                    for item in items {
+                        match plain::message(item.json) {
+                            Some(message) => messages.push(Arc::new(message)),
+                            None => convert(value(item.json)?, messages)?,
+                        }
+                    }
+                    Ok(())
+                },
+            ),
+        }
     }
 
     /// The same of entries that may belong together, where they follow each other and `joins` says so of each.
@@ -90,29 +120,18 @@ impl<'j> List<'j> {
     ) -> Result<Messages, BodyError> {
         match self {
             Self::Read(values) => {
-                let mut messages = Vec::with_capacity(values.len());
                 let belong = |a: &Value, b: &Value| joins(Entry::Read(a)) && joins(Entry::Read(b));
+                let count = values.len();
                 let lengths: Vec<_> = values.chunk_by(belong).map(<[Value]>::len).collect();
                 let mut values = values.into_iter();
-                let cut = until_media(lengths, &mut messages, |length, messages| {
+                until_media(lengths, count, |length, messages| {
                     convert(values.by_ref().take(length).collect(), messages)
-                })?;
-                Ok((messages, cut))
+                })
             }
-            Self::Written(Written { seen, mut items }) => {
-                let mut messages = Vec::with_capacity(items.len());
-                for item in &mut items {
-                    item.joins.get_or_insert_with(|| joins(Entry::Written(item.json)));
-                }
-                let groups = items.chunk_by_mut(|a, b| a.joins == Some(true) && b.joins == Some(true));
-                let cut = until_media(groups, &mut messages, |group, messages| {
-                    seen.read(group, messages, |group, messages| {
-                        let entries: Result<_, _> = group.iter().map(|item| value(item.json)).collect();
-                        convert(entries?, messages)
-                    })
-                })?;
-                Ok((messages, cut))
-            }
+            Self::Written(written) => written.messages(joins, |items, messages| {
+                let values: Result<_, _> = items.iter().map(|item| value(item.json)).collect();
+                convert(values?, messages)
+            }),
         }
     }
 }
@@ -130,7 +149,7 @@ impl Entry<'_> {
     pub(super) fn text(&self, name: &str) -> Option<Cow<'_, str>> {
         match self {
             Self::Read(value) => value.get(name)?.as_str().map(Cow::Borrowed),
-            Self::Written(json) => scan::text(last_field(json, name)?).ok(),
+            Self::Written(json) => text(last_field(json, name)?).ok(),
         }
     }
 }
@@ -138,9 +157,9 @@ impl Entry<'_> {
 /// The value of the last field of that name.
 fn last_field<'j>(json: &'j [u8], name: &str) -> Option<&'j [u8]> {
     let mut last = None;
-    let field = |known: Cow<'_, str>, scan: &mut Scan<'j>| {
+    let field = |known: &'j [u8], scan: &mut Scan<'j>| {
         let value = scan.value()?;
-        if known == name {
+        if text(known)? == name {
             last = Some(value);
         }
         Ok(())
@@ -153,18 +172,19 @@ fn value(json: &[u8]) -> Result<Value, BodyError> {
     serde_json::from_slice(json).map_err(|_| BodyError::Malformed)
 }
 
-/// Takes entries until the first one with media, and says how the messages end then.
+/// Takes entries until the first one with media, and says how the messages end then. They are about `count`.
 fn until_media<E>(
     entries: impl IntoIterator<Item = E>,
-    messages: &mut Vec<Arc<Message>>,
+    count: usize,
     mut take: impl FnMut(E, &mut Vec<Arc<Message>>) -> Result<(), BodyError>,
-) -> Result<Option<Cut>, BodyError> {
+) -> Result<Messages, BodyError> {
+    let mut messages = Vec::with_capacity(count);
     for entry in entries {
-        match take(entry, messages) {
+        match take(entry, &mut messages) {
             Ok(()) => {}
-            Err(BodyError::Media) if !messages.is_empty() => return Ok(Some(Cut::AfterMessage)),
+            Err(BodyError::Media) if !messages.is_empty() => return Ok((messages, Some(Cut::AfterMessage))),
             Err(error) => return Err(error),
         }
     }
-    Ok(None)
+    Ok((messages, None))
 }

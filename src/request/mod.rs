@@ -12,9 +12,11 @@ pub mod limits;
 mod list;
 pub mod notify;
 pub mod partial;
+mod plain;
 mod responses;
 mod scan;
 mod seen;
+mod text;
 
 pub use body::Endpoint;
 pub use notify::{NotifyError, RoutingRequest};

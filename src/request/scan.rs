@@ -3,36 +3,23 @@
 //! Only as much is checked as that takes: whoever reads a part finds out whether it is JSON.
 
 use super::body::BodyError;
-use std::borrow::Cow;
 
-/// Goes over the fields of an object in their order; `field` takes each one's value from the scan.
+/// Goes over the fields of an object in their order; `field` is given each one's name as it is written, and takes its value
+/// from the scan.
 ///
 /// # Errors
 /// The text is no object, or not JSON, and those of `field`.
 pub(super) fn fields<'j>(
     json: &'j [u8],
-    mut field: impl FnMut(Cow<'j, str>, &mut Scan<'j>) -> Result<(), BodyError>,
+    mut field: impl FnMut(&'j [u8], &mut Scan<'j>) -> Result<(), BodyError>,
 ) -> Result<(), BodyError> {
     Scan::of_whole(json, |scan| {
         scan.list(b'{', b'}', |scan| {
-            let name = text(scan.value()?)?;
+            let name = scan.value()?;
             scan.expect(b':')?;
             field(name, scan)
         })
     })
-}
-
-/// A value that is a text.
-///
-/// # Errors
-/// It is none, or not JSON.
-pub(super) fn text(json: &[u8]) -> Result<Cow<'_, str>, BodyError> {
-    match json {
-        [b'"', plain @ .., b'"'] if plain.iter().all(|byte| *byte >= b' ' && *byte != b'\\') => {
-            std::str::from_utf8(plain).map(Cow::Borrowed).map_err(|_| BodyError::Malformed)
-        }
-        json => serde_json::from_slice(json).map(Cow::Owned).map_err(|_| BodyError::Malformed),
-    }
 }
 
 /// As deep as `serde_json` goes.
@@ -180,6 +167,7 @@ pub(super) fn end_of_string(json: &[u8], from: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request::text::text;
     use proptest::prelude::*;
     use serde_json::{Map, Value};
 
@@ -208,7 +196,7 @@ mod tests {
     fn fields(json: &[u8]) -> Result<Vec<(String, &[u8])>, BodyError> {
         let mut fields = Vec::new();
         super::fields(json, |name, scan| {
-            fields.push((name.into_owned(), scan.value()?));
+            fields.push((text(name)?.into_owned(), scan.value()?));
             Ok(())
         })?;
         Ok(fields)
