@@ -8,7 +8,6 @@
 //! sequential, one multiplication a block.
 
 use crate::units::{BlockHash, SequenceHash, TokenId};
-use smallvec::SmallVec;
 use std::hash::{BuildHasher, RandomState};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -202,24 +201,24 @@ impl HashKey {
         let size = (block_tokens as usize).max(1);
         let mut hashes = Vec::with_capacity(tokens / size);
         // Of a block that goes on in the next run.
-        let mut begun: SmallVec<[TokenId; 64]> = SmallVec::new();
+        let mut begun = Vec::with_capacity(size.min(tokens));
         let mut at = root;
-        for mut run in runs {
+        // Not by `for`: iterators that are put together are much slower then.
+        runs.into_iter().for_each(|mut run| {
             if !begun.is_empty() {
                 let (missing, rest) = run.split_at(run.len().min(size - begun.len()));
                 begun.extend_from_slice(missing);
-                if begun.len() < size {
-                    continue;
-                }
-                at = self.chain(at, self.block(&begun));
-                hashes.push(at);
-                begun.clear();
                 run = rest;
+                if begun.len() == size {
+                    at = self.chain(at, self.block(&begun));
+                    hashes.push(at);
+                    begun.clear();
+                }
             }
             self.sequence_into(at, run, block_tokens, &mut hashes);
             at = hashes.last().copied().unwrap_or(root);
             begun.extend_from_slice(run.chunks_exact(size).remainder());
-        }
+        });
         hashes
     }
 

@@ -11,6 +11,9 @@ use std::sync::Arc;
 /// Shorter runs are copied: to share one takes about as long.
 const SHARED_TOKENS: usize = 32;
 
+/// Room for more is given back: prompts are kept for a while.
+const SPARE_TOKENS: usize = 1024;
+
 /// Token ids in their order: some of its own, and between them runs that are shared.
 #[derive(Clone, Default)]
 pub struct TokenIds {
@@ -104,6 +107,11 @@ impl TokenIds {
         &mut self.own
     }
 
+    /// Makes room for so many runs.
+    pub(super) fn reserve_runs(&mut self, runs: usize) {
+        self.shared.reserve(runs);
+    }
+
     /// Appends the first `tokens` of a run.
     pub(super) fn share(&mut self, run: &Arc<[TokenId]>, tokens: usize) {
         let shared = Shared { behind: self.own.len(), run: Arc::clone(run), tokens };
@@ -113,6 +121,13 @@ impl TokenIds {
         } else {
             self.shared_tokens += ids.len();
             self.shared.push(shared);
+        }
+    }
+
+    /// Gives back the room for others.
+    pub(super) fn shrink(&mut self) {
+        if self.own.capacity() - self.own.len() > SPARE_TOKENS {
+            self.own.shrink_to_fit();
         }
     }
 
@@ -213,5 +228,14 @@ mod tests {
         ids.share(&run, 3);
         assert_eq!((Arc::strong_count(&run), ids.len()), (2, 1003));
         assert!(ids.memory_bytes() >= 4000, "it counts all the same");
+    }
+
+    #[test]
+    fn room_that_is_not_needed_is_given_back() {
+        let mut ids = TokenIds::from(tokens(0..10));
+        ids.own().reserve(100_000);
+        ids.shrink();
+        assert!(ids.memory_bytes() < 1000);
+        assert_eq!(ids.into_vec(), tokens(0..10));
     }
 }

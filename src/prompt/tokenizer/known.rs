@@ -56,6 +56,7 @@ impl Tokenizer {
             // What stands between two texts whose ids are known is tokenized as one.
             let mut between = String::new();
             let mut taken: Option<Taken<'_>> = None;
+            ids.reserve_runs(rendered.parts().size_hint().0);
             for (new, known) in rendered.parts() {
                 let part = known.and_then(|known| self.part_of(known));
                 if let Some(taken) = taken.take() {

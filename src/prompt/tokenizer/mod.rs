@@ -89,7 +89,8 @@ impl Tokenizer {
         let fast = Fast::from_json(parsed).ok().filter(|fast| probe::agrees(&reference, fast, &added_tokens));
         if let (Some(cached), Some(fast)) = (&mut cached, &fast) {
             let plain = |text: &str, ids: &mut Vec<TokenId>| fast.encode_plain(text, ids);
-            cached.leaves_plain_text &= probe::can_be_cut(&reference, &cached.cutter, plain, &added_tokens);
+            cached.leaves_plain_text = cached.leaves_plain_text
+                && probe::can_be_cut(&reference, &cached.cutter, plain, &added_tokens);
         }
         let backend: Box<dyn Tokenize> = match fast {
             Some(fast) => Box::new(fast),
@@ -143,6 +144,7 @@ impl Tokenizer {
         let mut work = Work { text_bytes, ..Work::default() };
         let is_whole = encode(&mut ids, &mut work)?;
         ids.own().extend(around.iter().filter(|_| is_whole).flat_map(|(_, after)| after));
+        ids.shrink();
         Ok(Encoded { ids, is_whole, work })
     }
 
