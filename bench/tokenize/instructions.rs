@@ -9,11 +9,12 @@
 mod talk;
 
 use kvspoa::hash::HashKey;
-use kvspoa::prompt::{Model, ModelOptions};
-use kvspoa::request::body::{Ask, PromptInput};
+use kvspoa::prompt::{Model, ModelOptions, TokenIds};
+use kvspoa::request::body::Ask;
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use talk::{BLOCK_TOKENS, ENDPOINT, conversation, path};
+use std::time::Instant;
+use talk::{BLOCK_TOKENS, DEADLINE, ENDPOINT, conversation, path};
 
 const BODIES: usize = 20;
 
@@ -32,15 +33,14 @@ mod counted {
     }
 
     #[inline(never)]
-    pub(super) fn render(model: &Model, ask: &Ask) -> String {
-        let PromptInput::Chat(chat) = &ask.prompt else { unreachable!("the endpoint's shape") };
-        model.render(black_box(chat)).expect("a text")
+    pub(super) fn tokens(model: &Model, ask: &Ask) -> TokenIds {
+        let started = Instant::now();
+        model.tokens(black_box(ask), &|| Instant::now() >= started + DEADLINE).expect("tokens").ids
     }
 
     #[inline(never)]
-    pub(super) fn tokenize(model: &Model, key: &HashKey, text: &str) {
-        let ids = model.tokenize_text(black_box(text)).expect("ids");
-        black_box(key.sequence(key.plain_root(), &ids, BLOCK_TOKENS));
+    pub(super) fn sequence(key: &HashKey, ids: &TokenIds) {
+        black_box(black_box(ids).sequence(key, key.plain_root(), &[], BLOCK_TOKENS));
     }
 }
 
@@ -71,10 +71,10 @@ fn main() {
         let [before, body] = bodies(&format!("stages {number}"));
         path(&model, &key, &before);
         let ask = counted::read(&model, &body);
-        let text = counted::render(&model, &ask);
-        counted::tokenize(&model, &key, &text);
+        let ids = counted::tokens(&model, &ask);
+        counted::sequence(&key, &ids);
     }
-    for name in ["warm_2k", "read", "render", "tokenize"] {
+    for name in ["warm_2k", "read", "tokens", "sequence"] {
         println!("{name} {BODIES} body");
     }
 }

@@ -17,7 +17,7 @@ use std::fs;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use talk::{BLOCK_TOKENS, ENDPOINT, conversation, path};
+use talk::{BLOCK_TOKENS, DEADLINE, ENDPOINT, conversation, path};
 
 const ROUNDS: usize = 25;
 
@@ -71,7 +71,7 @@ fn main() {
         "ratios, warm"
     );
     let measured = SHAPES.map(|shape| measure(&model, &libraries, &key, &text, shape));
-    println!("\nstages of the warm path, the text in fresh memory; µs: median (least)\n");
+    println!("\nstages of the warm path; µs: median (least)\n");
     println!(
         "{:>7}  {:>17} {:>17} {:>17} {:>15}",
         "tokens", "read the body", "render", "tokenize", "hash blocks"
@@ -81,10 +81,9 @@ fn main() {
         println!("{tokens:>7}  {read:>17} {render:>17} {tokenize:>17} {hash:>15}");
     }
     println!("\nmemory allocated, in % of the body\n");
-    println!("{:>7}  {:>10} {:>10} {:>10} {:>10}", "tokens", "read new", "read known", "render", "tokenize");
-    for Measured { tokens, allocated, .. } in &measured {
-        let [new, known, render, tokenize] = allocated;
-        println!("{tokens:>7}  {new:>10} {known:>10} {render:>10} {tokenize:>10}");
+    println!("{:>7}  {:>10} {:>10} {:>20}", "tokens", "read new", "read known", "render and tokenize");
+    for Measured { tokens, allocated: [new, known, rest], .. } in &measured {
+        println!("{tokens:>7}  {new:>10} {known:>10} {rest:>20}");
     }
     let rate = trace(&dir, &text);
     println!("\naims; µs: median\n");
@@ -123,14 +122,14 @@ struct Measured {
     cold: Duration,
     warm: Duration,
     stages: [Times; 4],
-    /// Of reading new messages, reading known ones, rendering and tokenizing.
-    allocated: [usize; 4],
+    /// Of reading new messages, of reading known ones, of rendering and tokenizing those.
+    allocated: [usize; 3],
 }
 
 fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shape: Shape) -> Measured {
     let [mut cold, mut warm, mut repeat, mut old, mut next] = [const { Times::new() }; 5];
     let mut stages = [const { Times::new() }; 4];
-    let mut allocated = [0; 4];
+    let mut allocated = [0; 3];
     let mut texts = Vec::new();
     let (mut tokens, mut body_bytes, mut known_bytes) = (0, 0, 0);
     let turn = |round: usize, session: &str, back: usize| {
@@ -157,10 +156,11 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
         path(model, key, before_stages);
         let [read, render, tokenize, hash] = &mut stages;
         let ask = read.of(|| model.read(ENDPOINT, body).expect("a body"));
-        let PromptInput::Chat(chat) = ask.prompt else { unreachable!("the endpoint's shape") };
-        let rendered = render.of(|| model.render(&chat).expect("a text"));
-        let ids = tokenize.of(|| model.tokenize_text(&rendered).expect("ids"));
-        hash.of(|| black_box(key.sequence(key.plain_root(), &ids, BLOCK_TOKENS)));
+        let started = Instant::now();
+        let ids = model.tokens(&ask, &|| Instant::now() >= started + DEADLINE).expect("ids");
+        render.0.push(ids.work.rendering);
+        tokenize.0.push(started.elapsed() - ids.work.rendering);
+        hash.of(|| black_box(ids.ids.sequence(key, key.plain_root(), &ask.media, BLOCK_TOKENS)));
 
         if round + 1 == ROUNDS {
             let new = turn(round, "d", 0);
@@ -169,12 +169,11 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
             let ask = model.read(ENDPOINT, body).expect("a body");
             // The text's memory is used again from the second time on.
             model.tokens(&ask, &|| false).expect("ids");
-            let both = ALLOCATED.by(|| model.tokens(&ask, &|| false).expect("ids"));
-            let tokenize = ALLOCATED.by(|| model.tokenize_text(&rendered).expect("ids"));
-            let all = [read_new, read_known, both - tokenize, tokenize];
-            allocated = all.map(|bytes| 100 * bytes / body.len());
+            let tokens = ALLOCATED.by(|| model.tokens(&ask, &|| false).expect("ids"));
+            allocated = [read_new, read_known, tokens].map(|bytes| 100 * bytes / body.len());
         }
-        texts.push((rendered, ids));
+        let PromptInput::Chat(chat) = &ask.prompt else { unreachable!("the endpoint's shape") };
+        texts.push((model.render(chat).expect("a text"), ids.ids));
     }
     for (round, (rendered, ids)) in texts.into_iter().enumerate() {
         let ids: Vec<u32> = ids.iter().map(|id| id.0).collect();

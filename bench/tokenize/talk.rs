@@ -12,7 +12,7 @@ pub const BLOCK_TOKENS: u32 = 16;
 pub const ENDPOINT: Endpoint = Endpoint::ChatCompletions;
 
 /// Never reached, but looked at as in the agent.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A body's way to its block hashes, as [`kvspoa::route`] goes it.
 pub fn path(model: &Model, key: &HashKey, body: &[u8]) -> usize {
