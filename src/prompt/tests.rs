@@ -290,7 +290,6 @@ fn what_changes_a_beginning_and_was_cut_off_leaves_it_unsure() {
         ("reasoning", "null", r#"{"effort": "high"}"#),
         ("truncation", r#""disabled""#, r#""auto""#),
         ("previous_response_id", "null", r#""r""#),
-        ("previous_input_messages", "null", "[1]"),
         ("prompt", "null", r#"{"id": "p"}"#),
     ];
     const COMPLETIONS: &[Telling] =

@@ -50,7 +50,6 @@ const RESPONSES_IDENTITY: &[&str] = &[
     "reasoning",
     "truncation",
     "previous_response_id",
-    "previous_input_messages",
     "prompt",
     "kv_transfer_params",
 ];
