@@ -8,8 +8,8 @@ use crate::units::{SequenceHash, TokenId};
 use std::fmt;
 use std::sync::Arc;
 
-/// Shorter runs are copied: to share one takes about as long.
-const SHARED_TOKENS: usize = 32;
+/// Shorter runs are copied: a kilobyte is copied faster than it is shared, and read in one piece.
+const SHARED_TOKENS: usize = 256;
 
 /// Room for more is given back: prompts are kept for a while.
 const SPARE_TOKENS: usize = 1024;
@@ -171,7 +171,7 @@ mod tests {
         let (mut ids, mut whole) = (TokenIds::default(), Vec::new());
         for _ in 0..random.usize(..8) {
             let first = random.u32(..1000);
-            let new = tokens(first..first + random.u32(..100));
+            let new = tokens(first..first + random.u32(..2 * SHARED_TOKENS as u32));
             if random.bool() {
                 ids.own().extend_from_slice(&new);
                 whole.extend_from_slice(&new);

@@ -162,7 +162,7 @@ impl Content {
 }
 
 impl Prepared {
-    fn role(&self) -> &str {
+    pub(super) fn role(&self) -> &str {
         match (self.role, &self.source) {
             (Some(role), _) => role,
             (None, source) => source.as_ref().map_or("", |message| &message.role),

@@ -13,6 +13,9 @@ use super::text::text;
 use serde_json::Value;
 use std::{borrow::Cow, sync::Arc};
 
+/// Room for as many is made at once.
+const USUAL_MESSAGES: usize = 16;
+
 /// A list as it was written, and what was seen of such lately.
 #[derive(Debug)]
 pub(super) struct Written<'j> {
@@ -23,7 +26,7 @@ pub(super) struct Written<'j> {
 impl<'j> Written<'j> {
     /// Takes the next list.
     pub(super) fn read(api: Api, seen: &'j SeenMessages, scan: &mut Scan<'j>) -> Result<Self, BodyError> {
-        let mut items: Vec<Item<'j>> = Vec::new();
+        let mut items: Vec<Item<'j>> = Vec::with_capacity(USUAL_MESSAGES);
         scan.items(|scan| {
             items.push(seen.item(api, items.last(), scan)?);
             Ok(())

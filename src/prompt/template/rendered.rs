@@ -7,11 +7,14 @@ use std::sync::Arc;
 
 thread_local! {
     /// Memory of an earlier text of this thread: a fresh one costs more than to write it.
-    static SPARE: Cell<String> = const { Cell::new(String::new()) };
+    static SPARE: Cell<Rendered> = const { Cell::new(Rendered::new()) };
 }
 
 /// The longest text whose memory is kept: of prompts that fill the largest context of today.
 const SPARE_BYTES: usize = 4 << 20;
+
+/// The most known parts whose memory is kept.
+const SPARE_PARTS: usize = 1024;
 
 /// What a template made of a conversation: a text, of which parts were written before.
 #[derive(Debug)]
@@ -23,6 +26,10 @@ pub(in crate::prompt) struct Rendered {
 }
 
 impl Rendered {
+    const fn new() -> Self {
+        Self { new: String::new(), known: Vec::new(), text_bytes: 0 }
+    }
+
     /// The length of the whole text, in bytes.
     pub(in crate::prompt) const fn text_bytes(&self) -> usize {
         self.text_bytes
@@ -54,11 +61,12 @@ impl Rendered {
     }
 
     /// Takes back the memory of a text that is used up.
-    pub(in crate::prompt) fn recycle(self) {
-        let mut text = self.new;
-        if text.capacity() <= SPARE_BYTES {
-            text.clear();
-            SPARE.set(text);
+    pub(in crate::prompt) fn recycle(mut self) {
+        if self.new.capacity() <= SPARE_BYTES && self.known.capacity() <= SPARE_PARTS {
+            self.new.clear();
+            self.known.clear();
+            self.text_bytes = 0;
+            SPARE.set(self);
         }
     }
 }
@@ -77,7 +85,7 @@ pub(super) struct Bounded {
 
 impl Bounded {
     pub(super) fn new(limit_bytes: usize) -> Self {
-        Self { rendered: Rendered::from(SPARE.take()), limit_bytes }
+        Self { rendered: SPARE.replace(Rendered::new()), limit_bytes }
     }
 
     pub(super) fn finish(self) -> Rendered {

@@ -1,4 +1,4 @@
-//! `{{ '<user>' + text + '</>' }}` → `{{ '<user>' }}{{ text }}{{ '</>' }}`.
+//! `{{ '<user>' + text + '</>' + end }}` → `{{ '<user>' }}{{ text }}</>{{ end }}`.
 //!
 //! Templates put messages together by sums, and each `+` copies all text before it. Written one after the other, the
 //! operands are the same text, as long as all of them are texts: a sum in which one operand is a literal text has no
@@ -13,10 +13,10 @@ use minijinja::machinery::ast::{BinOpKind, Expr, Stmt};
 use minijinja::machinery::parse;
 
 /// What is made of an operand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 enum Term {
-    /// A literal text stays as it is.
-    Literal,
+    /// A literal text, and its value.
+    Literal(String),
     /// It must be a text.
     Text,
     /// The same, and it is escaped unless it is marked as safe.
@@ -76,11 +76,13 @@ fn terms<'e, 'a>(expression: &'e Expr<'a>) -> Vec<&'e Expr<'a>> {
 }
 
 fn with_literal(expression: &Expr<'_>) -> Vec<Term> {
-    let is_text = |expr: &Expr<'_>| matches!(expr, Expr::Const(value) if value.value.as_str().is_some());
-    let terms =
-        terms(expression).into_iter().map(|term| if is_text(term) { Term::Literal } else { Term::Text });
-    let terms: Vec<_> = terms.collect();
-    if terms.len() > 1 && terms.contains(&Term::Literal) { terms } else { Vec::new() }
+    let term = |expr: &Expr<'_>| match expr {
+        Expr::Const(text) => text.value.as_str().map_or(Term::Text, |text| Term::Literal(text.to_owned())),
+        _ => Term::Text,
+    };
+    let terms: Vec<_> = terms(expression).into_iter().map(term).collect();
+    let has_literal = terms.iter().any(|term| matches!(term, Term::Literal(_)));
+    if terms.len() > 1 && has_literal { terms } else { Vec::new() }
 }
 
 fn marked_safe(expression: &Expr<'_>) -> Vec<Term> {
@@ -130,10 +132,19 @@ fn write(out: &mut String, block: &str, operands: Vec<(&str, Term)>) {
     let bytes = block.as_bytes();
     let last = operands.len() - 1;
     for (at, (operand, term)) in operands.into_iter().enumerate() {
+        // Between two operands a text needs no expression, and there nothing is trimmed.
+        if let Term::Literal(text) = &term
+            && at > 0
+            && at < last
+            && !text.contains(['{', '\r'])
+        {
+            out.push_str(text);
+            continue;
+        }
         out.push_str("{{");
         out.extend(mark(bytes.get(2)).filter(|_| at == 0));
         match term {
-            Term::Literal => out.extend([" ", operand.trim(), " "]),
+            Term::Literal(_) => out.extend([" ", operand.trim(), " "]),
             Term::Text => out.extend([" (", operand.trim(), ") | ", TEXT_FILTER, " "]),
             Term::Escaped => out.extend([" (", operand.trim(), ") | ", ESCAPED_FILTER, " "]),
         }
@@ -194,6 +205,10 @@ mod tests {
 
     #[test]
     fn a_sum_with_a_literal_text_is_taken_apart() {
+        assert_eq!(
+            apart("{{- a + '\\n\\'' + b + '\"' + ' {' + '}' + '\r' + '\\n' -}} \n").as_deref(),
+            Some("{{- (a) | kvspoa_text }}\n'{{ (b) | kvspoa_text }}\"{{ ' {' }}}{{ '\r' }}{{ '\\n' -}} \n")
+        );
         assert_eq!(
             apart("x {{- 'a+' + b.c(1 + 2)['d'] + (e if f else '}}') -}} y").as_deref(),
             Some(concat!(

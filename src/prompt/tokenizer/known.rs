@@ -13,6 +13,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Room for as many of a prompt's own ids is made at once; the others of a long one are mostly shared.
+const USUAL_TOKENS: usize = 4096;
+
 /// The ids of a text from its first added token on.
 #[derive(Debug)]
 pub(in crate::prompt) struct Tokenized {
@@ -57,6 +60,7 @@ impl Tokenizer {
             let mut between = String::new();
             let mut taken: Option<Taken<'_>> = None;
             ids.reserve_runs(rendered.parts().size_hint().0);
+            ids.own().reserve((rendered.text_bytes() / 3).min(USUAL_TOKENS));
             for (new, known) in rendered.parts() {
                 let part = known.and_then(|known| self.part_of(known));
                 if let Some(taken) = taken.take() {

@@ -37,6 +37,8 @@ struct Site {
     needs: Vec<Need>,
     /// The needs that are the same for all messages of one run.
     steady: Vec<Term>,
+    /// What is worked out once for all messages of one run.
+    constants: Vec<Term>,
     written: Vec<Term>,
     names: Vec<String>,
     called: Vec<String>,
@@ -44,14 +46,19 @@ struct Site {
 
 impl From<Dependence> for Site {
     fn from(found: Dependence) -> Self {
-        let (mut needs, mut steady) = (Vec::new(), Vec::new());
-        for need in found.needs {
+        let (mut needs, mut steady, mut constants) = (Vec::new(), Vec::new(), Vec::new());
+        for mut need in found.needs {
+            // What the loop sets may be another for every message.
+            if found.written.is_empty() {
+                need.take_constants(&mut constants);
+            }
             match need {
-                Need::Value(term @ Term::Outer(_)) => steady.push(term),
+                Need::Value(term @ (Term::Outer(_) | Term::Constant(_))) => steady.push(term),
                 need => needs.push(need),
             }
         }
-        Self { needs, steady, written: found.written, names: found.names, called: found.called }
+        let Dependence { written, names, called, .. } = found;
+        Self { needs, steady, constants, written, names, called }
     }
 }
 

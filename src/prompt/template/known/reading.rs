@@ -22,6 +22,19 @@ pub(super) enum Need {
     },
 }
 
+impl Need {
+    /// Puts a [`Term::Constant`] in the place of all that is the same for all messages of a run.
+    pub(super) fn take_constants(&mut self, constants: &mut Vec<Term>) {
+        match self {
+            Self::Value(term) | Self::Truth(term) => term.take_constants(constants),
+            Self::Either { test, then, otherwise } => {
+                test.take_constants(constants);
+                then.iter_mut().chain(otherwise).for_each(|need| need.take_constants(constants));
+            }
+        }
+    }
+}
+
 /// What the text of a loop's body is made from.
 #[derive(Debug, Default)]
 pub(super) struct Dependence {
@@ -483,15 +496,13 @@ impl<'t, 'a> Reader<'t, 'a> {
                     BinOpKind::ScOr => Term::Or(a, b),
                     BinOpKind::Add => Term::Add(a, b),
                     BinOpKind::Sub => Term::Subtract(a, b),
-                    op => Term::Compare(a, Comparison::of_operator(op)?, b),
+                    op => Term::compare(*a, Comparison::of_operator(op)?, *b),
                 }
             }
             Expr::Compare(compare) => match &compare.ops[..] {
-                [only] => Term::Compare(
-                    boxed(self.term(&compare.expr)?),
-                    Comparison::of(only.op)?,
-                    boxed(self.term(&only.expr)?),
-                ),
+                [only] => {
+                    Term::compare(self.term(&compare.expr)?, Comparison::of(only.op)?, self.term(&only.expr)?)
+                }
                 _ => return None,
             },
             _ => return None,

@@ -3,7 +3,7 @@
 use super::items::Items;
 use super::reading::Need;
 use super::seen::{self, Bytes};
-use super::term::{LoopField, Place};
+use super::term::{LoopField, Place, Term};
 use super::{KEEP_FILTER, STEPS_FUNCTION, Site, Sites};
 use crate::prompt::tokenizer::Tokenized;
 use crate::recent::{CacheStats, Key, Recent};
@@ -103,6 +103,7 @@ struct Run {
     site: usize,
     items: Items,
     outer: SmallVec<[Value; 8]>,
+    constants: SmallVec<[Option<Value>; 4]>,
     /// What all keys begin with; `None` where nothing of this run is known or kept.
     steady: Option<Bytes>,
 }
@@ -114,10 +115,13 @@ impl Run {
             site,
             items: Items::of(items)?,
             outer: SmallVec::new(),
+            constants: SmallVec::new(),
             steady: None,
         };
         if let Some(site) = known.sites.get(site) {
             run.outer.extend(site.names.iter().map(|name| state.lookup(name).unwrap_or_default()));
+            let constant = |term: &Term| Some(term.value(&run.place(0))?.as_value().into_owned());
+            run.constants = site.constants.iter().map(constant).collect();
             let are_functions =
                 |name: &String| state.lookup(name).is_some_and(|called| called.kind() == ValueKind::Plain);
             if site.called.iter().all(are_functions) {
@@ -137,7 +141,7 @@ impl Run {
     }
 
     fn place(&self, index: usize) -> Place<'_> {
-        Place { outer: &self.outer, items: &self.items, index }
+        Place { outer: &self.outer, constants: &self.constants, items: &self.items, index }
     }
 
     /// The name of the text of a message that was seen before, and what its loop may change.

@@ -13,6 +13,8 @@ pub(super) enum Term {
     Const(Value),
     /// A variable from outside of the loop, by its place among [`super::Site::names`].
     Outer(usize),
+    /// What is the same for all messages of a run, by its place among [`super::Site::constants`].
+    Constant(usize),
     /// The message that the loop is at.
     Message,
     Loop(LoopField),
@@ -24,6 +26,12 @@ pub(super) enum Term {
     And(Box<Self>, Box<Self>),
     Or(Box<Self>, Box<Self>),
     Compare(Box<Self>, Comparison, Box<Self>),
+    /// Whether the message's role is that word: what most templates decide by.
+    RoleIs {
+        word: Box<str>,
+        /// The same for an item that is no message.
+        written: Box<Self>,
+    },
     Add(Box<Self>, Box<Self>),
     Subtract(Box<Self>, Box<Self>),
 }
@@ -141,6 +149,8 @@ impl LoopField {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'p> {
     pub(super) outer: &'p [Value],
+    /// `None` for those that have no certain value.
+    pub(super) constants: &'p [Option<Value>],
     pub(super) items: &'p Items,
     pub(super) index: usize,
 }
@@ -171,18 +181,103 @@ impl<'p> Place<'p> {
 }
 
 impl Term {
-    /// Whether the value depends on nothing but the message.
-    pub(super) fn is_of_the_message(&self) -> bool {
+    /// A comparison of two values.
+    pub(super) fn compare(a: Self, comparison: Comparison, b: Self) -> Self {
+        let is_role = a.message_field().is_some_and(|name| name == "role");
+        let word = match (&b, comparison) {
+            (Self::Const(word), Comparison::Equal | Comparison::Unequal) if is_role => word.as_str(),
+            _ => None,
+        };
+        let Some(word) = word.map(Box::from) else {
+            return Self::Compare(Box::new(a), comparison, Box::new(b));
+        };
+        let written = Self::Compare(Box::new(a), Comparison::Equal, Box::new(b));
+        let is_equal = Self::RoleIs { word, written: Box::new(written) };
+        if comparison == Comparison::Equal { is_equal } else { Self::Not(Box::new(is_equal)) }
+    }
+
+    /// The name of the message's field that the value is.
+    fn message_field(&self) -> Option<&str> {
         match self {
-            Self::Const(_) | Self::Message => true,
-            Self::Outer(_) | Self::Loop(_) => false,
-            Self::Attr(of, _) | Self::Length(of) | Self::Is(of, _) | Self::Not(of) => of.is_of_the_message(),
+            Self::Attr(of, name) if matches!(**of, Self::Message) => Some(name),
+            Self::Item(of, name) if matches!(**of, Self::Message) => match &**name {
+                Self::Const(name) => name.as_str(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// What the value is worked out of.
+    fn operands(&self) -> impl Iterator<Item = &Self> {
+        let (a, b) = match self {
+            Self::Const(_) | Self::Outer(_) | Self::Constant(_) | Self::Message | Self::Loop(_) => {
+                (None, None)
+            }
+            Self::Attr(of, _)
+            | Self::Length(of)
+            | Self::Is(of, _)
+            | Self::Not(of)
+            | Self::RoleIs { written: of, .. } => (Some(of), None),
             Self::Item(a, b)
             | Self::And(a, b)
             | Self::Or(a, b)
             | Self::Compare(a, _, b)
             | Self::Add(a, b)
-            | Self::Subtract(a, b) => a.is_of_the_message() && b.is_of_the_message(),
+            | Self::Subtract(a, b) => (Some(a), Some(b)),
+        };
+        a.into_iter().chain(b).map(|operand| &**operand)
+    }
+
+    /// The same, to be changed.
+    fn operands_mut(&mut self) -> impl Iterator<Item = &mut Self> {
+        let (a, b) = match self {
+            Self::Const(_) | Self::Outer(_) | Self::Constant(_) | Self::Message | Self::Loop(_) => {
+                (None, None)
+            }
+            Self::Attr(of, _)
+            | Self::Length(of)
+            | Self::Is(of, _)
+            | Self::Not(of)
+            | Self::RoleIs { written: of, .. } => (Some(of), None),
+            Self::Item(a, b)
+            | Self::And(a, b)
+            | Self::Or(a, b)
+            | Self::Compare(a, _, b)
+            | Self::Add(a, b)
+            | Self::Subtract(a, b) => (Some(a), Some(b)),
+        };
+        a.into_iter().chain(b).map(|operand| &mut **operand)
+    }
+
+    /// Whether the value depends on nothing but the message.
+    pub(super) fn is_of_the_message(&self) -> bool {
+        match self {
+            Self::Const(_) | Self::Message => true,
+            Self::Outer(_) | Self::Constant(_) | Self::Loop(_) => false,
+            made => made.operands().all(Self::is_of_the_message),
+        }
+    }
+
+    /// Puts a [`Term::Constant`] in the place of all that is the same for all messages of a run in which nothing outside
+    /// of the loop changes.
+    pub(super) fn take_constants(&mut self, constants: &mut Vec<Self>) {
+        if !self.is_of_the_run() {
+            self.operands_mut().for_each(|operand| operand.take_constants(constants));
+        } else if self.operands().next().is_some() {
+            let at = constants.iter().position(|known| known == self).unwrap_or(constants.len());
+            let taken = std::mem::replace(self, Self::Constant(at));
+            if at == constants.len() {
+                constants.push(taken);
+            }
+        }
+    }
+
+    fn is_of_the_run(&self) -> bool {
+        match self {
+            Self::Const(_) | Self::Outer(_) | Self::Constant(_) => true,
+            Self::Message | Self::Loop(_) => false,
+            made => made.operands().all(Self::is_of_the_run),
         }
     }
 
@@ -202,12 +297,15 @@ impl Term {
         Some(match self {
             Self::Const(value) => Seen::Value(value),
             Self::Outer(at) => Seen::Value(place.outer.get(*at)?),
+            Self::Constant(at) => Seen::Value(place.constants.get(*at)?.as_ref()?),
             Self::Message => place.items.get(place.index)?,
             Self::Loop(field) => place.field(*field),
             Self::Attr(of, name) => of.value(place)?.attr(name)?,
             Self::Item(of, key) => of.value(place)?.item(&key.value(place)?)?,
             Self::Length(of) => of.value(place)?.length()?,
-            Self::Is(..) | Self::Not(_) | Self::Compare(..) => Seen::Flag(self.truth(place)?),
+            Self::Is(..) | Self::Not(_) | Self::Compare(..) | Self::RoleIs { .. } => {
+                Seen::Flag(self.truth(place)?)
+            }
             Self::And(a, b) => match a.value(place)? {
                 a if a.is_true() => b.value(place)?,
                 a => a,
@@ -227,16 +325,11 @@ impl Term {
         })
     }
 
-    /// The value where it is a constant text or one of the message's: most comparisons are those of its role with a word.
+    /// The value where it is a constant text or one of the message's: these are compared most.
     fn text<'p>(&'p self, place: &Place<'p>) -> Option<&'p str> {
         let name = match self {
             Self::Const(text) => return text.as_str(),
-            Self::Attr(of, name) if matches!(**of, Self::Message) => name,
-            Self::Item(of, name) if matches!(**of, Self::Message) => match &**name {
-                Self::Const(name) => name.as_str()?,
-                _ => return None,
-            },
-            _ => return None,
+            other => other.message_field()?,
         };
         match place.items.message(place.index)?.field(name) {
             Field::Text(text) => Some(text),
@@ -259,6 +352,10 @@ impl Term {
                     Kind::Text => found == ValueKind::String,
                 }
             }
+            Self::RoleIs { word, written } => match place.items.message(place.index) {
+                Some(message) => message.role() == &**word,
+                None => written.truth(place)?,
+            },
             Self::Compare(a, comparison, b) => match (comparison, a.text(place), b.text(place)) {
                 (Comparison::Equal, Some(a), Some(b)) => a == b,
                 (Comparison::Unequal, Some(a), Some(b)) => a != b,

@@ -82,6 +82,32 @@ fn a_loop_that_does_more_than_to_write_is_left_alone() {
 }
 
 #[test]
+fn what_is_the_same_for_all_messages_is_worked_out_once() {
+    let constants = |body: &str| {
+        let source = format!("{{% for m in messages %}}{{{{ m.content }}}}{body}{{% endfor %}}");
+        let parsed = parse(&source, "test", syntax().expect("syntax")).expect("a template");
+        let mut sites = Sites::default();
+        sites.prepare(&source, &parsed, true).expect("a loop that is changed");
+        sites.0.iter().map(|site| site.constants.len()).sum::<usize>()
+    };
+    assert_eq!(constants("{{ x }}{{ m.role == 'user' }}{{ loop.index0 > 2 }}"), 0);
+    assert_eq!(constants("{{ x.a }}{% if x.a > loop.index and messages[0].role == y %}.{% endif %}"), 2);
+    assert_eq!(
+        constants("{% if x.a > loop.index %}.{% endif %}{% set x.a = 1 %}"),
+        0,
+        "it is set on the way"
+    );
+}
+
+#[test]
+fn what_has_no_value_matters_only_where_it_is_asked_for() {
+    let source =
+        "{% for m in messages %}{% if m.role != 'user' and x.y.z %}!{% endif %}{{ m.content }}{% endfor %}";
+    let (texts, known) = texts(source, &[body(&["a", "b"], ""), body(&["a", "b", "c"], "")]);
+    assert_eq!((texts.join(" ").as_str(), known), ("ab abc", 2));
+}
+
+#[test]
 fn what_is_known_is_left_out_and_the_last_message_is_written_anew() {
     let source = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
     let bodies = [body(&["a", "b"], ""), body(&["a", "b", "c"], ""), body(&["b", "a", "b", "d"], "")];
