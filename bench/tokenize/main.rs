@@ -38,6 +38,9 @@ const SHAPES: [Shape; 4] = [
     Shape { bytes: 462_000, turn_bytes: 5_700, cold_us: 10_000, warm_us: 900 },
 ];
 
+/// A few tools, those of an agent, and those of one with many servers of tools.
+const TOOLS: [usize; 3] = [5, 20, 60];
+
 /// What tokenizing alone is to reach, in millions of tokens a second.
 const TOKENIZE_AIM: f64 = 200.0;
 
@@ -84,6 +87,11 @@ fn main() {
     println!("{:>7}  {:>10} {:>10} {:>20}", "tokens", "read new", "read known", "render and tokenize");
     for Measured { tokens, allocated: [new, known, rest], .. } in &measured {
         println!("{tokens:>7}  {new:>10} {known:>10} {rest:>20}");
+    }
+    println!("\nthe next turn of some 2,000 tokens, with the tools of an agent; µs: median (least)\n");
+    println!("{:>7} {:>7} {:>8}  {:>17} {:>17}", "tools", "tokens", "body", "new tools", "warm");
+    for tools in TOOLS {
+        with_tools(&model, &key, &text, tools);
     }
     let rate = trace(&dir, &text);
     println!("\naims; µs: median\n");
@@ -206,6 +214,61 @@ fn measure(model: &Model, libraries: &Libraries, key: &HashKey, text: &str, shap
         ratio(&next),
     );
     Measured { tokens, cold: cold.median(), warm: warm.median(), stages, allocated }
+}
+
+/// A turn of a conversation whose messages are known but for the last two, and its tools or not.
+fn with_tools(model: &Model, key: &HashKey, text: &str, count: usize) {
+    let [mut new, mut warm] = [const { Times::new() }; 2];
+    let [Shape { bytes, turn_bytes, .. }, ..] = SHAPES;
+    let body = |round: usize, kind: &str, back: usize| {
+        let (session, kind) =
+            (format!("{kind} {round} with {count} tools"), if back > 0 { "" } else { kind });
+        let turns = conversation(text, &session, bytes, turn_bytes, round * 7919);
+        let tools: Vec<_> = (0..count).map(|number| tool(text, kind, round, number)).collect();
+        json!({ "model": "m", "messages": turns[..turns.len() - back], "tools": tools, "stream": true })
+            .to_string()
+            .into_bytes()
+    };
+    let rounds: Vec<_> =
+        (0..ROUNDS).map(|round| ["", "new"].map(|kind| [2, 0].map(|back| body(round, kind, back)))).collect();
+    let (mut tokens, mut body_bytes) = (0, 0);
+    for [[before, body], [before_new, with_new]] in &rounds {
+        body_bytes = body.len();
+        path(model, key, before);
+        tokens = warm.of(|| path(model, key, body));
+        path(model, key, before_new);
+        new.of(|| path(model, key, with_new));
+    }
+    println!(
+        "{count:>7} {tokens:>7} {:>5} kB  {:>17} {:>17}",
+        body_bytes / 1000,
+        new.to_string(),
+        warm.to_string()
+    );
+}
+
+/// A tool of about 1.5 kB, as programs that write code have them; those of another `kind` and `round` are others.
+fn tool(text: &str, kind: &str, round: usize, number: usize) -> serde_json::Value {
+    let round = if kind.is_empty() { 0 } else { round };
+    let said = |place: usize, length: usize| -> String {
+        text.chars().skip((number * 7 + place) * 131 % 40_000).take(length).collect()
+    };
+    let field = |place| json!({ "type": "string", "description": said(place, 160), "minLength": 1 });
+    json!({ "type": "function", "function": {
+        "name": format!("tool_{number}"),
+        "description": format!("{kind} {round}: {}", said(0, 600)),
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": field(1),
+                "limit": { "type": "integer", "minimum": 1, "default": 2000 },
+                "mode": { "type": "string", "enum": ["read", "write", "append"] },
+                "items": { "type": "array", "items": { "type": "object", "properties": { "content": field(2) } } },
+            },
+            "required": ["path"],
+            "additionalProperties": false,
+        },
+    } })
 }
 
 /// Many conversations, a turn of each in turns: how fast text becomes ids, in millions of them a second, all misses

@@ -32,6 +32,9 @@ mod scan;
 mod seen;
 #[path = "../../src/request/text.rs"]
 mod text;
+#[path = "../../src/request/tools.rs"]
+mod tools;
 
 pub use body::Endpoint;
 pub use seen::SeenMessages;
+pub use tools::Tools;

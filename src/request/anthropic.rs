@@ -2,17 +2,18 @@
 //!
 //! vLLM writes the request as one of chat completions and goes on with that; so does this.
 
-use super::body::BodyError;
+use super::body::{Apart, BodyError};
 use super::conversation::{self, BILLING_HEADER, Conversation};
 use super::json::{self, Object};
-use super::list::{List, Written};
+use super::list::List;
+use super::tools::Tools;
 use serde_json::{Value, json};
 
-pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
+pub(super) fn parse(body: &mut Object, apart: Apart<'_>) -> Result<Conversation, BodyError> {
     let mut messages = Vec::new();
     let bare_billing_line = system(body, &mut messages)?;
     let mut messages = conversation::messages(messages)?;
-    let list = List::take(body, "messages", written)?.ok_or(BodyError::Field("messages"))?;
+    let list = List::take(body, "messages", apart.list)?.ok_or(BodyError::Field("messages"))?;
     let (mut turns, cut) = list.messages(|message, turns| {
         let mut own = Vec::new();
         let converted = convert(message, &mut own);
@@ -34,8 +35,8 @@ pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<C
     if let Some(Value::Object(mut output)) = json::take(body, "output_config") {
         chat.insert("reasoning_effort".to_owned(), json::take(&mut output, "effort").into());
     }
-    let mut conversation = conversation::assemble(&mut chat, (messages, cut))?;
-    conversation.tools = tools(body)?;
+    let tools = Tools::take(body, apart.tools, tools)?;
+    let mut conversation = conversation::assemble(&mut chat, (messages, cut), tools)?;
     conversation.calls_are_to_be_found = conversation.tools.is_some() && !choice_is_none;
     conversation.system_may_be_first = true;
     conversation.thinking_disabled =
@@ -200,10 +201,8 @@ fn tool_result(block: &mut Object, messages: &mut Vec<Value>) -> Result<(), Body
     Ok(())
 }
 
-fn tools(body: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
+pub(super) fn tools(tools: Vec<Value>) -> Result<Option<Vec<Value>>, BodyError> {
     const FIELD: BodyError = BodyError::Field("tools");
-    let Some(tools) = json::take(body, "tools") else { return Ok(None) };
-    let Value::Array(tools) = tools else { return Err(FIELD) };
     let tools = tools.into_iter().map(|tool| {
         let Value::Object(mut tool) = tool else { return Err(FIELD) };
         let Some(Value::Object(mut schema)) = json::take(&mut tool, "input_schema") else {

@@ -12,9 +12,11 @@ use super::limits::Limits;
 use super::list::{List, Written};
 use super::seen::{Api, SeenMessages};
 use super::text::text;
+use super::tools::Tools;
 use super::{anthropic, generate, responses, scan};
 use crate::{hash::MediaItem, units::TokenId};
 use serde_json::Value;
+use std::sync::Arc;
 
 /// The endpoints whose body holds a prompt that can be routed by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -216,36 +218,54 @@ pub fn parse(endpoint: Endpoint, body: &[u8]) -> Result<Ask, BodyError> {
 /// As [`parse`].
 pub fn parse_seen(endpoint: Endpoint, body: &[u8], seen: &SeenMessages) -> Result<Ask, BodyError> {
     match endpoint.list().and_then(|(list, api)| apart(body, list, api, seen).ok()) {
-        Some((rest, written)) => read_with(endpoint, rest, written),
+        Some((rest, apart)) => read_with(endpoint, rest, apart),
         None => parse(endpoint, body),
     }
 }
 
-/// The fields of a body, of which that of the name `list` stays as it is written if it is one.
+/// Fields of a conversation that were taken apart from the others.
+#[derive(Debug, Default)]
+pub(super) struct Apart<'j> {
+    /// The list of messages, as it is written.
+    pub(super) list: Option<Written<'j>>,
+    pub(super) tools: Option<Arc<Tools>>,
+}
+
+/// The fields of a body, of which tools and that of the name `list` are taken apart if they are lists.
 ///
 /// # Errors
-/// The body is no object, or not JSON, or has the list twice.
+/// The body is no object, or not JSON, or has one of them twice, or tools that are none.
 fn apart<'j>(
     body: &'j [u8],
     list: &str,
     api: Api,
     seen: &'j SeenMessages,
-) -> Result<(Object, Option<Written<'j>>), BodyError> {
-    let (mut rest, mut written) = (json::object(), None);
+) -> Result<(Object, Apart<'j>), BodyError> {
+    let (mut rest, mut apart) = (json::object(), Apart::default());
     scan::fields(body, |name, scan| {
         let name = text(name)?;
-        if name == list && (written.is_some() || json::get(&rest, list).is_some()) {
+        // Of a repeated field the last one counts.
+        if name == list && (apart.list.is_some() || json::get(&rest, list).is_some()) {
             return Err(BodyError::Field("messages"));
         }
+        if name == "tools" && (apart.tools.is_some() || json::get(&rest, "tools").is_some()) {
+            return Err(BodyError::Field("tools"));
+        }
         if name == list && scan.next() == Some(b'[') {
-            written = Some(Written::read(api, seen, scan)?);
+            apart.list = Some(Written::read(api, seen, scan)?);
+        } else if name == "tools" && scan.next() == Some(b'[') {
+            apart.tools = seen.tools(api, scan, |tools| match api {
+                Api::Chat => conversation::tools(tools),
+                Api::Anthropic => anthropic::tools(tools),
+                Api::Responses | Api::ResponsesTurn => responses::tools(tools),
+            })?;
         } else {
             let value = serde_json::from_slice(scan.value()?).map_err(|_| BodyError::Malformed)?;
             rest.insert(name.into_owned(), value);
         }
         Ok(())
     })?;
-    Ok((rest, written))
+    Ok((rest, apart))
 }
 
 /// JSON that ends early may be a body that was cut, though nothing said so.
@@ -254,17 +274,17 @@ pub(super) fn unreadable(error: &serde_json::Error) -> BodyError {
 }
 
 pub(super) fn read(endpoint: Endpoint, body: Object) -> Result<Ask, BodyError> {
-    read_with(endpoint, body, None)
+    read_with(endpoint, body, Apart::default())
 }
 
-/// The same, where the list of messages may be `written` beside the other fields.
-fn read_with(endpoint: Endpoint, body: Object, written: Option<Written<'_>>) -> Result<Ask, BodyError> {
+/// The same, where some fields may be `apart` from the others.
+fn read_with(endpoint: Endpoint, body: Object, apart: Apart<'_>) -> Result<Ask, BodyError> {
     read_prompt(endpoint, body, |body| match endpoint {
-        Endpoint::ChatCompletions => chat_prompt(body, |body| conversation::parse(body, written)),
+        Endpoint::ChatCompletions => chat_prompt(body, |body| conversation::parse(body, apart)),
         Endpoint::ChatBatch => batch_prompt(body),
         Endpoint::Completions => completion_prompt(body),
-        Endpoint::Responses => converted_prompt(body, |body| responses::parse(body, written)),
-        Endpoint::Messages => converted_prompt(body, |body| anthropic::parse(body, written)),
+        Endpoint::Responses => converted_prompt(body, |body| responses::parse(body, apart)),
+        Endpoint::Messages => converted_prompt(body, |body| anthropic::parse(body, apart)),
         Endpoint::Generate => generate::tokens(body).map(PromptInput::Tokens),
     })
 }
@@ -352,7 +372,7 @@ fn batch_prompt(body: &mut Object) -> Result<PromptInput, BodyError> {
             return Err(BodyError::Unsupported("parts of such types in a batch"));
         }
         let mut one = body.clone();
-        conversation::of_list(&mut one, List::Read(messages)).map(PromptInput::Chat)
+        conversation::of_list(&mut one, List::Read(messages), None).map(PromptInput::Chat)
     })
 }
 

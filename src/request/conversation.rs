@@ -3,9 +3,10 @@
 //! This is the part of vLLM's preparation that depends on the request alone; what depends on the chat template is done
 //! when it is rendered.
 
-use super::body::BodyError;
+use super::body::{Apart, BodyError};
 use super::json::{self, Object};
-use super::list::{List, Messages, Written};
+use super::list::{List, Messages};
+use super::tools::Tools;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -14,8 +15,8 @@ use std::sync::Arc;
 pub struct Conversation {
     /// The messages, at least one. Those that were seen before are shared.
     pub messages: Vec<Arc<Message>>,
-    /// The tools, each with exactly the fields and their order that vLLM gives them; `None` where there are none.
-    pub tools: Option<Vec<Value>>,
+    /// The tools; `None` where there are none. Those that were seen before are shared.
+    pub tools: Option<Arc<Tools>>,
     /// `tool_choice` is `none`: some engines are told to leave the tools out then.
     pub tools_not_to_be_used: bool,
     /// The engine is to find calls of the tools in the answer: it refuses where it was not told how.
@@ -163,22 +164,31 @@ const PART_FIELDS: [&str; 22] = [
     "prompt_cache_breakpoint",
 ];
 
-pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
-    let list = List::take(body, "messages", written)?.ok_or(BodyError::EmptyPrompt)?;
-    of_list(body, list)
+pub(super) fn parse(body: &mut Object, apart: Apart<'_>) -> Result<Conversation, BodyError> {
+    let list = List::take(body, "messages", apart.list)?.ok_or(BodyError::EmptyPrompt)?;
+    let tools = Tools::take(body, apart.tools, tools)?;
+    of_list(body, list, tools)
 }
 
 /// The conversation of these messages and of what else is in the body.
-pub(super) fn of_list(body: &mut Object, list: List<'_>) -> Result<Conversation, BodyError> {
+pub(super) fn of_list(
+    body: &mut Object,
+    list: List<'_>,
+    tools: Option<Arc<Tools>>,
+) -> Result<Conversation, BodyError> {
     let messages = list.messages(|value, messages| {
         messages.push(Arc::new(message(value)?));
         Ok(())
     })?;
-    assemble(body, messages)
+    assemble(body, messages, tools)
 }
 
-/// The conversation of these messages, with the other fields of chat completions in `body`.
-pub(super) fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<Conversation, BodyError> {
+/// The conversation of these messages and tools, with the other fields of chat completions in `body`.
+pub(super) fn assemble(
+    body: &mut Object,
+    (messages, cut): Messages,
+    tools: Option<Arc<Tools>>,
+) -> Result<Conversation, BodyError> {
     if messages.is_empty() {
         return Err(BodyError::EmptyPrompt);
     }
@@ -189,7 +199,6 @@ pub(super) fn assemble(body: &mut Object, (messages, cut): Messages) -> Result<C
     }
     let documents = json::take(body, "documents");
     documents.iter().try_for_each(json::check_exact)?;
-    let tools = tools(body)?;
     let choice = json::get(body, "tool_choice");
     Ok(Conversation {
         messages,
@@ -369,13 +378,11 @@ fn call_arguments(text: &str) -> Result<Value, BodyError> {
     }
 }
 
-fn tools(body: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
-    match json::take(body, "tools") {
-        None => Ok(None),
-        Some(Value::Array(tools)) if tools.is_empty() => Err(BodyError::Refused("an empty list of tools")),
-        Some(Value::Array(tools)) => tools.into_iter().map(tool).collect::<Result<_, _>>().map(Some),
-        Some(_) => Err(BodyError::Field("tools")),
+pub(super) fn tools(tools: Vec<Value>) -> Result<Option<Vec<Value>>, BodyError> {
+    if tools.is_empty() {
+        return Err(BodyError::Refused("an empty list of tools"));
     }
+    tools.into_iter().map(tool).collect::<Result<_, _>>().map(Some)
 }
 
 /// A tool as vLLM writes it out again: its own order of fields, unknown ones dropped, absent ones null.

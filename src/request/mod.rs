@@ -17,7 +17,9 @@ mod responses;
 mod scan;
 mod seen;
 mod text;
+mod tools;
 
 pub use body::Endpoint;
 pub use notify::{NotifyError, RoutingRequest};
 pub use seen::SeenMessages;
+pub use tools::Tools;

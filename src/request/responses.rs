@@ -2,16 +2,17 @@
 //!
 //! Items that follow each other are one message where they belong to one turn of the assistant.
 
-use super::body::BodyError;
+use super::body::{Apart, BodyError};
 use super::conversation::{self, Conversation, Message};
 use super::json::{self, Object};
-use super::list::{Entry, List, Written};
+use super::list::{Entry, List};
+use super::tools::Tools;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 const FIELD: BodyError = BodyError::Field("input");
 
-pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<Conversation, BodyError> {
+pub(super) fn parse(body: &mut Object, apart: Apart<'_>) -> Result<Conversation, BodyError> {
     for field in ["previous_response_id", "prompt"] {
         // The history is in the memory of the replica that answered before.
         if json::take(body, field).is_some() {
@@ -28,7 +29,7 @@ pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<C
         messages.push(json!({ "role": "user", "content": text }));
         conversation::messages(messages)?
     } else {
-        let items = List::take(body, "input", written)?.ok_or(BodyError::EmptyPrompt)?;
+        let items = List::take(body, "input", apart.list)?.ok_or(BodyError::EmptyPrompt)?;
         continued = items.last().is_some_and(is_unfinished);
         let (mut turns, end) = items.messages_of_groups(is_of_assistant, turn)?;
         cut = end;
@@ -51,9 +52,10 @@ pub(super) fn parse(body: &mut Object, written: Option<Written<'_>>) -> Result<C
     if let Some(Value::Object(mut reasoning)) = json::take(body, "reasoning") {
         chat.insert("reasoning_effort".to_owned(), json::take(&mut reasoning, "effort").into());
     }
-    let mut conversation = conversation::assemble(&mut chat, (messages, cut))?;
-    conversation.tools = tools(body)?;
-    Ok(conversation)
+    let tools = Tools::take(body, apart.tools, tools)?;
+    let conversation = conversation::assemble(&mut chat, (messages, cut), tools)?;
+    // Its choice says nothing here of how calls are found.
+    Ok(Conversation { calls_are_to_be_found: false, ..conversation })
 }
 
 /// Whether an item is of the assistant, whose items are one message where they belong to one turn.
@@ -209,10 +211,8 @@ fn add(messages: &mut Vec<Object>, name: &str, text: String) {
 }
 
 /// The functions among the tools; the model is not told of others.
-fn tools(body: &mut Object) -> Result<Option<Vec<Value>>, BodyError> {
+pub(super) fn tools(tools: Vec<Value>) -> Result<Option<Vec<Value>>, BodyError> {
     const FIELD: BodyError = BodyError::Field("tools");
-    let Some(tools) = json::take(body, "tools") else { return Ok(None) };
-    let Value::Array(tools) = tools else { return Err(FIELD) };
     if tools.is_empty() {
         return Ok(None);
     }

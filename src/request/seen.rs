@@ -7,19 +7,28 @@ use super::body::BodyError;
 use super::conversation::Message;
 use super::lengths::Lengths;
 use super::scan::Scan;
+use super::tools::Tools;
 use crate::recent::{CacheStats, Key, Recent};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Enough that threads rarely wait for each other, and that a message may be long.
 const SHARDS: usize = 8;
 
+/// One, so that it holds long lists of tools: each request asks it once.
+const TOOLS_SHARDS: usize = 1;
+
+/// The part of the memory that is for tools: few clients have many, and all conversations of one have the same.
+const TOOLS_SHARE: usize = 4;
+
 /// The part of the memory that is for the lengths of entries: of more than there are messages in the rest.
 const LENGTHS_SHARE: usize = 32;
 
-/// The messages that were read lately, by their JSON; bounded in bytes.
+/// The messages and tools that were read lately, by their JSON; bounded in bytes.
 #[derive(Debug)]
 pub struct SeenMessages {
     entries: Recent<Seen>,
+    tools: Recent<Arc<Tools>>,
     lengths: Lengths,
 }
 
@@ -59,23 +68,29 @@ pub(super) struct Item<'j> {
     own: Option<Own>,
 }
 
+/// Stands for what is before tools, where nothing is; before messages are hashes.
+const BEFORE_TOOLS: u64 = 1;
+
 impl SeenMessages {
-    /// At most `capacity_bytes` of messages.
+    /// At most `capacity_bytes` of messages and tools.
     #[must_use]
     pub fn new(capacity_bytes: usize) -> Self {
         let lengths = Lengths::new(capacity_bytes / LENGTHS_SHARE);
-        Self { entries: Recent::new(capacity_bytes - lengths.memory_bytes(), SHARDS), lengths }
+        let tools_bytes = capacity_bytes / TOOLS_SHARE;
+        let entries_bytes = capacity_bytes - tools_bytes - lengths.memory_bytes();
+        let (entries, tools) = (Recent::new(entries_bytes, SHARDS), Recent::new(tools_bytes, TOOLS_SHARDS));
+        Self { entries, tools, lengths }
     }
 
     /// What is kept and how often it helped.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
-        let stats = self.entries.stats();
+        let stats = self.entries.stats() + self.tools.stats();
         CacheStats { bytes: stats.bytes + self.lengths.memory_bytes(), ..stats }
     }
 
-    /// Takes the next entry of a list, which follows `before`. The end of a known one is not looked for: where an object
-    /// ends is told by its own bytes.
+    /// Takes the next entry of a list, which follows `before`. The end of a known one is not looked for: where an object or
+    /// a list ends is told by its own bytes.
     pub(super) fn item<'j>(
         &self,
         api: Api,
@@ -90,19 +105,50 @@ impl SeenMessages {
             Item { json, joins, key: Some(key), own }
         };
         let before = before.and_then(|item| item.key).map_or(0, Key::half);
+        let (json, key, seen) = self.find(&self.entries, api, before, scan)?;
+        Ok(item(json, key, seen))
+    }
+
+    /// Takes the next list of tools: those that `read` makes of it, unless it was read lately.
+    pub(super) fn tools(
+        &self,
+        api: Api,
+        scan: &mut Scan<'_>,
+        read: impl FnOnce(Vec<Value>) -> Result<Option<Vec<Value>>, BodyError>,
+    ) -> Result<Option<Arc<Tools>>, BodyError> {
+        let (json, key, seen) = self.find(&self.tools, api, BEFORE_TOOLS, scan)?;
+        if seen.is_some() {
+            return Ok(seen);
+        }
+        let list = serde_json::from_slice(json).map_err(|_| BodyError::Malformed)?;
+        let tools = read(list)?.map(|list| Arc::new(Tools::from(list)));
+        if let Some(tools) = &tools {
+            self.tools.insert(key, Arc::clone(tools), tools.memory_bytes(json.len()));
+        }
+        Ok(tools)
+    }
+
+    /// Takes the next object or list, and finds out whether it is `known`.
+    fn find<'j, V: Clone>(
+        &self,
+        known: &Recent<V>,
+        api: Api,
+        before: u64,
+        scan: &mut Scan<'j>,
+    ) -> Result<(&'j [u8], Key, Option<V>), BodyError> {
         let beginning = self.lengths.beginning(before, scan.rest());
         for length in self.lengths.guesses(beginning) {
             let Some(json) = scan.rest().get(..length) else { continue };
-            let key = self.entries.key(api as u64, json);
-            if let Some(seen) = self.entries.get_guessed(key) {
+            let key = known.key(api as u64, json);
+            if let Some(seen) = known.get_guessed(key) {
                 scan.skip(length);
-                return Ok(item(json, key, Some(seen)));
+                return Ok((json, key, Some(seen)));
             }
         }
         let json = scan.value()?;
         self.lengths.keep(beginning, json.len());
-        let key = self.entries.key(api as u64, json);
-        Ok(item(json, key, self.entries.get(key)))
+        let key = known.key(api as u64, json);
+        Ok((json, key, known.get(key)))
     }
 
     /// Adds the messages that these entries are together: those that `read` adds, unless they were read lately.

@@ -1,7 +1,7 @@
 //! A Jinja environment that behaves as the one of Hugging Face `transformers`.
 
 use super::python::{self, Json};
-use super::{date, known, strings};
+use super::{date, known, strings, values};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -135,7 +135,7 @@ fn tojson(
     ensure_ascii: Option<bool>,
     indent: Option<Value>,
     named: Kwargs,
-) -> Result<String, Error> {
+) -> Result<Value, Error> {
     let indent = match named.get::<Option<Value>>("indent")?.or(indent) {
         None => None,
         Some(text) if text.kind() == ValueKind::String => Some(python::str(&text)?),
@@ -154,7 +154,7 @@ fn tojson(
         sort_keys: named.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     named.assert_all_used()?;
-    json.dumps(value)
+    values::to_json(value, &json)
 }
 
 fn join(

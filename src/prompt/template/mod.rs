@@ -236,7 +236,7 @@ impl Templates {
         let developer_tools = conversation.messages.iter().filter_map(|message| message.tools.as_ref());
         let arguments =
             self.options.template_arguments.values().chain(conversation.template_arguments.values());
-        let tools = conversation.tools.iter().flatten();
+        let tools = conversation.tools.iter().flat_map(|tools| tools.list());
         calls.chain(developer_tools).chain(arguments).chain(tools).chain(&conversation.documents)
     }
 
@@ -252,7 +252,9 @@ impl Templates {
                 Ok(Some(tools.iter().map(values::from_json).collect()))
             }
             (Some(_), _) => Err(PromptError::TemplateRefused),
-            (None, Some(tools)) => Ok(Some(tools.iter().map(values::from_json).collect())),
+            (None, Some(tools)) => {
+                Ok(Some(tools.templated(|tools| tools.iter().map(values::of_tool).collect())))
+            }
             (None, None) => {
                 let default = self.options.template_arguments.get("tools").filter(|tools| !tools.is_null());
                 Ok(default.map(values::from_json))

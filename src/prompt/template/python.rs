@@ -145,7 +145,7 @@ fn write_float(out: &mut String, float: f64, infinity: &str, nan: &str) {
 }
 
 /// The arguments of Python's `json.dumps` that templates use.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Json {
     /// What one level of nesting is indented by; `None` puts all on one line.
     pub(super) indent: Option<String>,

@@ -138,7 +138,7 @@ fn tools_are_written_out_in_vllms_order_and_fields() {
     let tools = r#""tools": [{"x": 1, "function": {"strict": true, "parameters": {"b": 1, "a": 2}, "name": "f"}, "type": "function"},
         {"function": {"name": "g", "description": "G"}, "defer_loading": false}]"#;
     let written: Vec<String> =
-        with(tools).expect("a body").tools.expect("tools").iter().map(ToString::to_string).collect();
+        with(tools).expect("a body").tools.expect("tools").list().iter().map(ToString::to_string).collect();
     assert_eq!(
         written,
         [
