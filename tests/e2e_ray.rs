@@ -86,7 +86,8 @@ fn rays_variable_tells_the_port_at_which_replicas_take_tokens() {
     agent.wait_until_ready();
     eventually("the answer names tokens that were sent ahead", || {
         let body = chat("ahead ").to_string();
-        let asked = http::request("POST", "/internal/route", &[], body.as_bytes());
+        let json = [("content-type", "application/json")];
+        let asked = http::request("POST", "/internal/route", &json, body.as_bytes());
         let answer: Value = serde_json::from_slice(&http::send(agent.admin, &asked).body).expect("JSON");
         answer["request_headers"].get("x-serve-router-kv-token-key").map(|_| ())
     });
