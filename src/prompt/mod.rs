@@ -232,14 +232,18 @@ impl Model {
     /// # Errors
     /// See [`PromptError`]; all of them mean "route by load".
     pub fn render(&self, conversation: &Conversation) -> Result<String, PromptError> {
-        Ok(self.rendered(conversation)?.into_text())
+        Ok(self.rendered_until(conversation, &|| false)?.into_text())
     }
 
-    fn rendered(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
+    fn rendered_until(
+        &self,
+        conversation: &Conversation,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<Rendered, PromptError> {
         if self.native.is_some() {
             return Err(PromptError::NativeRenderer);
         }
-        self.templates.render(conversation)
+        self.templates.render_until(conversation, time_is_up)
     }
 
     /// The text of a conversation of gpt-oss, with its special tokens.
@@ -280,7 +284,7 @@ impl Model {
         let Encoded { mut ids, is_whole, work } = match prompt {
             PromptInput::Chat(conversation) => {
                 let started = Instant::now();
-                let rendered = self.rendered(conversation)?;
+                let rendered = self.rendered_until(conversation, time_is_up)?;
                 let rendering = started.elapsed();
                 let encoded =
                     self.tokenizer.encode_rendered(&rendered, conversation.add_special_tokens, time_is_up)?;
@@ -391,7 +395,7 @@ impl Model {
             PromptInput::Chat(conversation) => {
                 let cut = conversation.cut.unwrap_or(Cut::AfterMessage);
                 let started = Instant::now();
-                let text = self.templates.render_beginning(conversation, cut)?;
+                let text = self.templates.render_beginning(conversation, cut, time_is_up)?;
                 let rendering = started.elapsed();
                 let add_special_tokens = conversation.add_special_tokens;
                 self.tokenizer.encode_beginning(&text, add_special_tokens, time_is_up)?.rendered_in(rendering)

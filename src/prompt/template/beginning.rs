@@ -6,7 +6,7 @@
 
 use super::{Rendered, Templates};
 use crate::{
-    prompt::error::PromptError,
+    prompt::{error::PromptError, tokenizer::TimeIsUp},
     request::conversation::{Conversation, Cut, Message, Part},
 };
 use std::sync::Arc;
@@ -22,6 +22,7 @@ impl Templates {
         &self,
         conversation: &Conversation,
         cut: Cut,
+        time_is_up: TimeIsUp<'_>,
     ) -> Result<String, PromptError> {
         let mut known: Option<String> = None;
         let mut rendered = 0;
@@ -40,7 +41,7 @@ impl Templates {
                 *text = format!("{text}{end}").into();
             }
             continued.messages.extend(next.iter().map(|role| Arc::new(Message::of_text(role, end))));
-            match self.render(&continued).map(Rendered::into_text) {
+            match self.render_until(&continued, time_is_up).map(Rendered::into_text) {
                 Ok(text) => {
                     rendered += 1;
                     match &mut known {
@@ -48,6 +49,7 @@ impl Templates {
                         Some(known) => known.truncate(common(known, &text)),
                     }
                 }
+                Err(PromptError::Late) => return Err(PromptError::Late),
                 // A template that wants turns to alternate refuses some of these.
                 Err(error) => failed = error,
             }
@@ -68,7 +70,7 @@ mod tests {
     use super::*;
 
     fn known(source: &str, body: &str, cut: Cut) -> Result<String, PromptError> {
-        templates(source).render_beginning(&conversation(body), cut)
+        templates(source).render_beginning(&conversation(body), cut, &|| false)
     }
 
     const TURNS: &str =

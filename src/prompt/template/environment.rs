@@ -8,12 +8,13 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use std::time::SystemTime;
 
 /// Work that one rendering may do, counted in minijinja's fuel (about one unit an instruction and one per 64 bytes
-/// written). A conversation of a megabyte in 1,000 messages needs less than a million.
-const FUEL: u64 = 20_000_000;
+/// written, and what [`python`] and [`strings`] add). A conversation of a megabyte in 1,000 messages needs less than a million.
+/// All of it takes about as long as the time that there is for a prompt, whatever it is used for.
+const FUEL: u64 = 8_000_000;
 
 /// The same for a template that a client brings: a tenth, as it need not be one that anybody would use. It takes some
-/// hundred milliseconds at the most, and 128 MB of texts.
-pub(super) const FUEL_OF_REQUESTED: u64 = 2_000_000;
+/// ten milliseconds, and 50 MB of texts.
+pub(super) const FUEL_OF_REQUESTED: u64 = 800_000;
 
 /// How deep macros may call each other.
 const RECURSION_LIMIT: usize = 200;
@@ -84,21 +85,18 @@ pub(super) fn environment(
         Some(_) => Ok(value),
         None => Err(Error::new(ErrorKind::InvalidOperation, "a text and something else cannot be added")),
     });
-    environment.add_filter(STR_FILTER, |value: Value| match value.as_str() {
+    environment.add_filter(STR_FILTER, |state: &State<'_, '_>, value: Value| match value.as_str() {
         // A mark of safety ends here.
         Some(_) if !value.is_safe() => Ok(value),
-        _ => python::str(&value).map(Value::from),
+        _ => written(state, &value).map(Value::from),
     });
     environment.add_filter(ESCAPED_FILTER, |value: Value| match value.as_str() {
         Some(_) if value.is_safe() => Ok(value),
         Some(text) => Ok(Value::from_safe_string(strings::escape(text))),
         None => Err(Error::new(ErrorKind::InvalidOperation, "a text and something else cannot be added")),
     });
-    environment.add_filter("string", |value: &Value| python::str(value));
-    environment.add_filter("trim", |value: &Value, chars: Option<&str>| -> Result<String, Error> {
-        let text = python::str(value)?;
-        Ok(strings::trim(&text, chars, true, true).to_owned())
-    });
+    environment.add_filter("string", |state: &State<'_, '_>, value: &Value| written(state, value));
+    environment.add_filter("trim", trim);
     environment.add_filter("join", join);
     environment.add_filter("indent", indent);
     environment.add_test("iterable", |value: &Value| {
@@ -112,6 +110,19 @@ pub(super) fn environment(
         value.is_undefined() || matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
     });
     Ok(environment)
+}
+
+/// `str(value)`, paid for.
+fn written(state: &State<'_, '_>, value: &Value) -> Result<String, Error> {
+    let text = python::str(value)?;
+    python::charge_written(state, &text)?;
+    Ok(text)
+}
+
+fn trim(state: &State<'_, '_>, value: &Value, chars: Option<&str>) -> Result<String, Error> {
+    let text = python::str(value)?;
+    strings::charge_read(state, &text)?;
+    Ok(strings::trim(&text, chars, true, true).to_owned())
 }
 
 /// The name under which a rendering remembers that it has marked a text as safe.
@@ -131,6 +142,7 @@ pub(super) fn marked_safe(state: &State<'_, '_>) -> bool {
 
 /// `transformers` replaces Jinja's `tojson`, which escapes HTML, by Python's `json.dumps`.
 fn tojson(
+    state: &State<'_, '_>,
     value: &Value,
     ensure_ascii: Option<bool>,
     indent: Option<Value>,
@@ -154,10 +166,13 @@ fn tojson(
         sort_keys: named.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     named.assert_all_used()?;
-    values::to_json(value, &json)
+    let text = values::to_json(value, &json)?;
+    python::charge_written(state, text.as_str().unwrap_or_default())?;
+    Ok(text)
 }
 
 fn join(
+    state: &State<'_, '_>,
     items: &Value,
     separator: Option<&str>,
     attribute: Option<&str>,
@@ -170,6 +185,7 @@ fn join(
     let attribute = named_attribute.as_deref().or(attribute);
     let mut out = String::new();
     for (at, item) in items.try_iter()?.enumerate() {
+        python::check_length(&out)?;
         if at > 0 {
             out.push_str(separator);
         }
@@ -177,7 +193,9 @@ fn join(
             Some(name) => python::write_str(&mut out, &item.get_attr(name)?)?,
             None => python::write_str(&mut out, &item)?,
         }
+        state.consume_fuel(1)?;
     }
+    strings::charge_read(state, &out)?;
     Ok(out)
 }
 
@@ -201,6 +219,7 @@ fn indent(
     let text = format!("{text}\n");
     let mut out = String::with_capacity(text.len());
     for (at, line) in strings::splitlines(&text, false).into_iter().enumerate() {
+        python::check_length(&out)?;
         if at > 0 {
             out.push('\n');
         }

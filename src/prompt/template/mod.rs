@@ -27,6 +27,7 @@ pub use shape::ContentFormat;
 use super::error::PromptError;
 use super::messages::{self, Content};
 use super::options::ModelOptions;
+use super::tokenizer::TimeIsUp;
 use crate::recent::CacheStats;
 use crate::request::conversation::Conversation;
 use anthropic::Anthropic;
@@ -160,13 +161,27 @@ impl Templates {
     }
 
     pub(super) fn render(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
+        self.render_until(conversation, &|| false)
+    }
+
+    /// The text of a conversation. A template that is still at it when `time_is_up` is stopped where it writes; where it does
+    /// not, its fuel ends it.
+    pub(super) fn render_until(
+        &self,
+        conversation: &Conversation,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<Rendered, PromptError> {
         match &conversation.template {
-            None => self.render_own(conversation),
-            Some(source) => self.requested(source)?.render_own(conversation),
+            None => self.render_own(conversation, time_is_up),
+            Some(source) => self.requested(source)?.render_own(conversation, time_is_up),
         }
     }
 
-    fn render_own(&self, conversation: &Conversation) -> Result<Rendered, PromptError> {
+    fn render_own(
+        &self,
+        conversation: &Conversation,
+        time_is_up: TimeIsUp<'_>,
+    ) -> Result<Rendered, PromptError> {
         let tools = self.tools(conversation)?;
         let template = self.tool_use.as_ref().filter(|_| tools.is_some()).or(self.default.as_ref());
         let template = template.ok_or(PromptError::NoTemplate)?;
@@ -188,7 +203,7 @@ impl Templates {
         let messages = Value::from_object(messages::List::new(prepared));
         let context = self.context(conversation, messages, tools);
 
-        let mut output = Bounded::new(self.options.max_rendered_bytes);
+        let mut output = Bounded::new(self.options.max_rendered_bytes, time_is_up);
         let marked_safe = self
             .environment
             .get_template(template.name)
@@ -370,6 +385,9 @@ fn failure(error: &Error) -> PromptError {
     while let Some(inner) = source {
         if inner.is::<RaisedByTemplate>() {
             return PromptError::TemplateRefused;
+        }
+        if rendered::was_late(inner) {
+            return PromptError::Late;
         }
         if inner.is::<date::AboutToChange>() {
             return PromptError::DateChanges;

@@ -1,11 +1,26 @@
 //! Values written as Python writes them: `str`, `repr` and `json.dumps`.
 
 use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind};
+use minijinja::{Error, ErrorKind, State};
 use std::fmt::Write as _;
 
 /// Containers deeper than this are not written. Request bodies are limited to 128 levels.
 const MAX_DEPTH: usize = 256;
+
+/// No text that a template builds is longer: a rendered one has a quarter of it at the most. A list may hold one long text many
+/// times, and is paid for only when it is written.
+const MOST_BYTES: usize = 64 << 20;
+
+/// Fails where `out` is so long that nothing may be added.
+pub(super) fn check_length(out: &str) -> Result<(), Error> {
+    if out.len() > MOST_BYTES { Err(ErrorKind::OutOfFuel.into()) } else { Ok(()) }
+}
+
+/// Charges what it takes to write a value as so long a text: many times as much as to copy one.
+pub(super) fn charge_written(state: &State<'_, '_>, text: &str) -> Result<(), Error> {
+    const BYTES_PER_FUEL: usize = 4;
+    state.consume_fuel((text.len() / BYTES_PER_FUEL) as u64)
+}
 
 /// `str(value)`, appended to `out`.
 pub(super) fn write_str(out: &mut String, value: &Value) -> Result<(), Error> {
@@ -26,6 +41,7 @@ pub(super) fn str(value: &Value) -> Result<String, Error> {
 
 fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
     let deeper = depth.checked_sub(1).ok_or_else(too_deep)?;
+    check_length(out)?;
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
@@ -103,7 +119,9 @@ fn is_printable(c: char) -> bool {
 }
 
 fn write_number(out: &mut String, value: &Value, infinity: &str, nan: &str) -> Result<(), Error> {
-    if value.is_integer() {
+    if let Some(integer) = value.as_i64().filter(|_| value.is_integer()) {
+        write!(out, "{integer}").map_err(|_| too_deep())
+    } else if value.is_integer() {
         let integer = i128::try_from(value.clone())?;
         write!(out, "{integer}").map_err(|_| too_deep())
     } else {
@@ -169,6 +187,7 @@ impl Json {
         if depth > MAX_DEPTH {
             return Err(too_deep());
         }
+        check_length(out)?;
         let (item_separator, key_separator) = match (&self.separators, &self.indent) {
             (Some((item, key)), _) => (item.as_str(), key.as_str()),
             (None, None) => (", ", ": "),

@@ -1,6 +1,7 @@
 //! What a template wrote. Texts that were written before are not copied.
 
 use super::known::{self, Text};
+use crate::prompt::tokenizer::TimeIsUp;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
@@ -77,30 +78,55 @@ impl From<String> for Rendered {
     }
 }
 
-/// The output of a template, which is stopped at a limit.
-pub(super) struct Bounded {
+/// The output of a template, which is stopped at a limit, and when the time is up.
+pub(super) struct Bounded<'t> {
     rendered: Rendered,
     limit_bytes: usize,
+    time_is_up: TimeIsUp<'t>,
+    /// What may be written until the next look at the time.
+    unwatched: usize,
 }
 
-impl Bounded {
-    pub(super) fn new(limit_bytes: usize) -> Self {
-        Self { rendered: SPARE.replace(Rendered::new()), limit_bytes }
+/// A look at the time costs as much as some writes of a few bytes.
+const UNWATCHED_BYTES: usize = 256 << 10;
+const BYTES_OF_A_WRITE: usize = 1 << 10;
+
+impl<'t> Bounded<'t> {
+    pub(super) fn new(limit_bytes: usize, time_is_up: TimeIsUp<'t>) -> Self {
+        Self { rendered: SPARE.replace(Rendered::new()), limit_bytes, time_is_up, unwatched: UNWATCHED_BYTES }
     }
 
     pub(super) fn finish(self) -> Rendered {
         self.rendered
     }
+
+    fn watch(&mut self) -> io::Result<()> {
+        if (self.time_is_up)() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.unwatched = UNWATCHED_BYTES;
+        Ok(())
+    }
 }
 
-impl io::Write for Bounded {
+/// Whether a template was stopped as the time was up.
+pub(super) fn was_late(error: &(dyn std::error::Error + 'static)) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
+}
+
+impl io::Write for Bounded<'_> {
     /// Takes a whole text: minijinja writes no others.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let Rendered { new, known, text_bytes } = &mut self.rendered;
+        let text_bytes = &mut self.rendered.text_bytes;
         *text_bytes += bytes.len();
         if *text_bytes > self.limit_bytes {
             return Err(io::ErrorKind::StorageFull.into());
         }
+        match self.unwatched.checked_sub(bytes.len() + BYTES_OF_A_WRITE) {
+            Some(left) => self.unwatched = left,
+            None => self.watch()?,
+        }
+        let Rendered { new, known, .. } = &mut self.rendered;
         match known::being_written(bytes) {
             Some(text) => known.push((new.len(), text)),
             None => new.push_str(std::str::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData)?),

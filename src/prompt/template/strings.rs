@@ -12,7 +12,9 @@ pub(super) fn call_method(
     args: &[Value],
 ) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
-        match text_method(text, method, args) {
+        charge_read(state, text)?;
+        args.iter().filter_map(Value::as_str).try_for_each(|arg| charge_read(state, arg))?;
+        match text_method(state, text, method, args) {
             Err(error) if error.kind() == ErrorKind::UnknownMethod => {}
             result => return result,
         }
@@ -20,16 +22,33 @@ pub(super) fn call_method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
-fn text_method(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
+/// Charges what it takes to look through a text: minijinja counts what a method makes, and not what it reads.
+pub(super) fn charge_read(state: &State, text: &str) -> Result<(), Error> {
+    const BYTES_PER_FUEL: usize = 16;
+    state.consume_fuel((text.len() / BYTES_PER_FUEL) as u64)
+}
+
+/// The digits of the largest number that a format may have.
+const MOST_DIGITS: usize = 4;
+
+fn text_method(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(match method {
         "strip" => Value::from(strip(text, args, true, true)?),
         "lstrip" => Value::from(strip(text, args, true, false)?),
         "rstrip" => Value::from(strip(text, args, false, true)?),
-        "split" => split(text, args, false)?,
-        "rsplit" => split(text, args, true)?,
+        "split" => paid(state, split(text, args, false)?)?,
+        "rsplit" => paid(state, split(text, args, true)?)?,
         "splitlines" => {
             let (keep_ends,): (Option<bool>,) = from_args(args)?;
-            splitlines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect()
+            paid(state, splitlines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect())?
+        }
+        // A number in a format may be a width: so many blanks.
+        "format" if text.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > MOST_DIGITS) => {
+            return Err(ErrorKind::OutOfFuel.into());
+        }
+        "join" => {
+            let (items,): (&Value,) = from_args(args)?;
+            Value::from(join(state, text, items)?)
         }
         "isspace" => Value::from(!text.is_empty() && text.chars().all(python::is_blank)),
         "removeprefix" => {
@@ -63,9 +82,45 @@ fn strip<'t>(text: &'t str, args: &[Value], start: bool, end: bool) -> Result<&'
 
 /// Python's `strip`: cuts the given characters, or blanks, off the ends.
 pub(super) fn trim<'t>(text: &'t str, chars: Option<&str>, start: bool, end: bool) -> &'t str {
-    let cut = |c: char| chars.map_or_else(|| python::is_blank(c), |chars| chars.contains(c));
-    let text = if start { text.trim_start_matches(cut) } else { text };
-    if end { text.trim_end_matches(cut) } else { text }
+    let Some(chars) = chars else { return trim_by(text, python::is_blank, start, end) };
+    if chars.len() <= FEW_BYTES {
+        return trim_by(text, |c| chars.contains(c), start, end);
+    }
+    let mut sorted: Vec<char> = chars.chars().collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    trim_by(text, |c| sorted.binary_search(&c).is_ok(), start, end)
+}
+
+/// So few characters are looked through as fast as they are sorted.
+const FEW_BYTES: usize = 8;
+
+fn trim_by(text: &str, cut: impl Fn(char) -> bool, start: bool, end: bool) -> &str {
+    let text = if start { text.trim_start_matches(&cut) } else { text };
+    if end { text.trim_end_matches(&cut) } else { text }
+}
+
+/// A list of pieces; each is a value, which costs more than the bytes that it has.
+fn paid(state: &State, pieces: Value) -> Result<Value, Error> {
+    state.consume_fuel(pieces.len().unwrap_or_default() as u64)?;
+    Ok(pieces)
+}
+
+/// Python's `join`, which takes only texts.
+fn join(state: &State, separator: &str, items: &Value) -> Result<String, Error> {
+    let mut out = String::new();
+    for (at, item) in items.try_iter()?.enumerate() {
+        state.consume_fuel(1)?;
+        python::check_length(&out)?;
+        if at > 0 {
+            out.push_str(separator);
+        }
+        let text = item.as_str().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidOperation, "a list that is joined has something else than texts")
+        })?;
+        out.push_str(text);
+    }
+    Ok(out)
 }
 
 fn split(text: &str, args: &[Value], from_the_end: bool) -> Result<Value, Error> {

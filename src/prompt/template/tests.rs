@@ -166,6 +166,89 @@ fn a_template_is_stopped_at_its_limits() {
 }
 
 #[test]
+fn a_template_that_writes_is_stopped_when_the_time_is_up() {
+    let looks = std::cell::Cell::new(0);
+    let late = |source: &str, messages: usize| {
+        let turn = r#"{"role": "user", "content": "Hi"}"#;
+        let body = format!(r#"{{"messages": [{}]}}"#, vec![turn; messages].join(", "));
+        looks.set(0);
+        let time_is_up = || looks.replace(looks.get() + 1) > 1;
+        templates(source)
+            .render_until(&conversation(&body), &time_is_up)
+            .map(|rendered| rendered.text_bytes())
+    };
+    assert_eq!(late(ALL, 1000), Err(PromptError::Late));
+    assert_eq!(looks.get(), 3, "and does nothing more");
+    assert_eq!(late("{{ messages | tojson }}", 1000), Ok(35_000));
+    // Nobody looks at the time for a short conversation.
+    assert_eq!((late(ALL, 10), looks.get()), (Ok(100), 0));
+}
+
+/// Renders `source` for a message of `bytes` bytes.
+fn render_long(source: &str, bytes: usize) -> Result<String, PromptError> {
+    render_body(
+        source,
+        &format!(r#"{{"messages": [{{"role": "user", "content": "{}"}}]}}"#, "y".repeat(bytes)),
+    )
+}
+
+#[test]
+fn what_methods_read_and_what_values_are_written_as_is_paid_for() {
+    for expression in [
+        "text.strip('xyz')",
+        "text.find('x')",
+        "text.isspace()",
+        "text | trim",
+        "[text] | tojson",
+        "[text] | string",
+    ] {
+        let often = |times: usize| {
+            format!(
+                "{{% set text = messages[0].content %}}{{% for a in range({times}) %}}{{% if {expression} %}}{{% endif %}}{{% endfor %}}"
+            )
+        };
+        assert_eq!(render_long(&often(20), 1 << 20).as_deref(), Ok(""), "{expression}");
+        assert_eq!(render_long(&often(200), 1 << 20), Err(PromptError::TooLarge), "{expression}");
+    }
+}
+
+#[test]
+fn no_text_that_a_template_builds_is_longer_than_any_that_it_may_write() {
+    for expression in [
+        "many | join",
+        "''.join(many)",
+        "([1] * 99) | join(text)",
+        "many | tojson",
+        "many | tojson(separators=(text, ':'))",
+        "many | string",
+        "('a\n' * 99) | indent(text)",
+        "'{:>TIMES0000}'.format('x')",
+    ] {
+        let source = |times: usize| {
+            let expression = expression.replace("TIMES0", &times.to_string());
+            let many = vec!["text"; times].join(", ");
+            format!(
+                "{{% set text = messages[0].content %}}{{% set many = [{many}] %}}{{% if {expression} %}}{{% endif %}}"
+            )
+        };
+        assert_eq!(render_long(&source(2), 1 << 10).as_deref(), Ok(""), "{expression}");
+        assert_eq!(render_long(&source(99), 1 << 20), Err(PromptError::TooLarge), "{expression}");
+    }
+}
+
+#[test]
+fn strip_takes_any_number_of_characters() {
+    let source = "{{ 'zyxay'.strip('xyz0123456789') }}{{ messages[0].content.strip('0' * 1000000 ~ 'y') }}|";
+    assert_eq!(render_long(source, 1 << 20).as_deref(), Ok("a|"));
+}
+
+#[test]
+fn join_is_pythons() {
+    assert_eq!(rendered("{{ ', '.join(['a', 'b']) }}{{ ''.join([]) }}"), "a, b");
+    assert!(matches!(render("{{ ', '.join([1]) }}", ""), Err(PromptError::TemplateFailed { .. })));
+}
+
+#[test]
 fn parts_are_joined_for_a_template_that_takes_text() {
     let body = r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]}]}"#;
     assert_eq!(render_body(ALL, body).as_deref(), Ok("[user] a\nb\n"));
