@@ -351,12 +351,17 @@ class Bodies:
                 )
             case "call":
                 arguments = self.arguments()
+                if self.maybe(0.2):
+                    return {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": self.text()} | self.some(
+                        0.2, id=lambda: "ctc_1", namespace=lambda: "mail"
+                    )
                 return {"type": "function_call", "call_id": "c1", "name": self.one("weather", "f"), "arguments": arguments} | self.some(
                     0.3, id=lambda: "fc_1", status=lambda: self.one("completed", "incomplete")
-                )
+                ) | self.some(0.1, namespace=lambda: self.one("mail", "", None))
             case "result":
                 output = self.one(self.text(), self.text(), parts("input_text"))
-                return {"type": "function_call_output", "call_id": "c1", "output": output} | self.some(0.2, id=lambda: "o")
+                kind = self.one("function_call_output", "function_call_output", "custom_tool_call_output")
+                return {"type": kind, "call_id": "c1", "output": output} | self.some(0.2, id=lambda: "o")
             case "reasoning":
                 return {"type": "reasoning", "id": "r1", "summary": [{"type": "summary_text", "text": self.text()}][: self.one(0, 1)]} | self.some(
                     0.5, content=lambda: [{"type": "reasoning_text", "text": self.text()}][: self.one(0, 1, 1)],
@@ -364,7 +369,6 @@ class Bodies:
                 ) | self.some(0.05, encrypted_content=lambda: self.one("x", None))
         return self.one(
             {"type": "item_reference", "id": "x"}, {"type": "web_search_call", "id": "w", "status": "completed"}, self.text(), {},
-            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
         )
 
     def response(self) -> Row:
@@ -399,7 +403,14 @@ class Bodies:
         def tool() -> dict:
             if self.maybe(0.1):
                 return {"type": "web_search_preview"}
-            return {"type": "function"} | {"parameters": {}, "strict": None} | self.function()
+            if self.maybe(0.15):
+                tool = {"type": "custom", "name": "patch"} | self.some(0.5, description=self.text, defer_loading=lambda: True)
+                return tool | self.some(0.3, format=lambda: {"type": "text"})
+            function = lambda: {"type": "function"} | {"parameters": {}, "strict": None} | self.function()  # noqa: E731
+            if self.maybe(0.15):
+                tools = [self.one(function(), function(), {"type": "custom", "name": "x"}) for _ in range(self.one(0, 1, 2))]
+                return {"type": "namespace", "name": "mail", "description": self.text(), "tools": tools}
+            return function()
 
         return [tool() for _ in range(self.one(0, 1, 1, 2))]
 

@@ -160,7 +160,9 @@ async def fixture(root: Path, directory: Path) -> None:
 REAL_CONTEXT = 512
 REAL = {
     "qwen3": ("Qwen3ForCausalLM", "qwen3", 151_936),
+    "qwen2_5": ("Qwen2ForCausalLM", "qwen2", 151_936),
     "llama3_1": ("LlamaForCausalLM", "llama", 128_256),
+    "llama3_2": ("LlamaForCausalLM", "llama", 128_256),
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text", 262_208),
     "mistral_nemo": ("MistralForCausalLM", "mistral", 131_072),
     "deepseek_v3": ("DeepseekV3ForCausalLM", "deepseek_v3", 129_280),

@@ -227,7 +227,7 @@ fn requests_that_touch_the_engines_limits_end_as_in_vllm() {
 fn requests_of_real_models_end_as_in_vllm_or_are_routed_by_load() {
     let dir = fetched("KVSPOA_REQUESTS", "requests");
     let mut compared = 0;
-    for name in ["qwen3", "llama3_1", "gemma3", "mistral_nemo", "deepseek_v3"] {
+    for name in ["qwen3", "qwen2_5", "llama3_1", "llama3_2", "gemma3", "mistral_nemo", "deepseek_v3"] {
         let Some(dir) = dir.as_deref().filter(|dir| dir.join(format!("{name}.json")).exists()) else {
             continue;
         };

@@ -60,7 +60,7 @@ pub(super) fn parse(body: &mut Object, apart: Apart<'_>) -> Result<Conversation,
 
 /// Whether an item is of the assistant, whose items are one message where they belong to one turn.
 fn is_of_assistant(item: Entry<'_>) -> bool {
-    matches!(item.text("type").as_deref(), Some("function_call" | "reasoning"))
+    matches!(item.text("type").as_deref(), Some("function_call" | "custom_tool_call" | "reasoning"))
         || item.text("role").is_some_and(|role| role == "assistant")
 }
 
@@ -100,26 +100,20 @@ fn convert(mut item: Object, messages: &mut Vec<Object>) -> Result<(), BodyError
     let kind = json::take_text(&mut item, "type")?;
     match kind.as_deref() {
         Some("function_call") => {
-            let field = |item: &mut Object, name| json::take_text(item, name)?.ok_or(FIELD);
-            if json::take(&mut item, "namespace").is_some() {
-                return Err(BodyError::Unsupported("a call of a tool in a namespace"));
-            }
-            let function = json!({
-                "name": field(&mut item, "name")?,
-                "arguments": field(&mut item, "arguments")?,
-            });
-            let call =
-                json!({ "id": field(&mut item, "call_id")?, "type": "function", "function": function });
-            match assistant(messages) {
-                Some(turn) => match turn.entry("tool_calls").or_insert_with(|| json!([])) {
-                    Value::Array(calls) => calls.push(call),
-                    _ => return Err(FIELD),
-                },
-                None => messages.push(object(json!({ "role": "assistant", "tool_calls": [call] }))),
-            }
-            Ok(())
+            let name = json::take_text(&mut item, "name")?.ok_or(FIELD)?;
+            let name = match json::take_text(&mut item, "namespace")?.filter(|space| !space.is_empty()) {
+                Some(namespace) => in_namespace(&namespace, &name),
+                None => name,
+            };
+            let arguments = json::take_text(&mut item, "arguments")?.ok_or(FIELD)?;
+            add_call(&mut item, &name, &arguments, messages)
         }
-        Some("function_call_output") => {
+        Some("custom_tool_call") => {
+            let name = json::take_text(&mut item, "name")?.ok_or(FIELD)?;
+            let text = json::take_text(&mut item, "input")?.ok_or(FIELD)?;
+            add_call(&mut item, &name, &json!({ CUSTOM_INPUT: text }).to_string(), messages)
+        }
+        Some("function_call_output" | "custom_tool_call_output") => {
             let mut message = object(json!({ "role": "tool" }));
             message.insert("content".to_owned(), text_or_parts(json::take(&mut item, "output"))?);
             message.insert("tool_call_id".to_owned(), json::take(&mut item, "call_id").into());
@@ -147,6 +141,54 @@ fn convert(mut item: Object, messages: &mut Vec<Object>) -> Result<(), BodyError
         None | Some("message") => message(item, kind.is_some(), messages),
         Some(_) => Err(BodyError::Unsupported("an input item of this type")),
     }
+}
+
+/// Adds a call to the assistant's turn.
+fn add_call(
+    item: &mut Object,
+    name: &str,
+    arguments: &str,
+    messages: &mut Vec<Object>,
+) -> Result<(), BodyError> {
+    let id = json::take_text(item, "call_id")?.ok_or(FIELD)?;
+    let function = json!({ "name": name, "arguments": arguments });
+    let call = json!({ "id": id, "type": "function", "function": function });
+    match assistant(messages) {
+        Some(turn) => match turn.entry("tool_calls").or_insert_with(|| json!([])) {
+            Value::Array(calls) => calls.push(call),
+            _ => return Err(FIELD),
+        },
+        None => messages.push(object(json!({ "role": "assistant", "tool_calls": [call] }))),
+    }
+    Ok(())
+}
+
+/// The name by which the model is told of a function in a namespace.
+fn in_namespace(namespace: &str, name: &str) -> String {
+    format!("{namespace}__{name}")
+}
+
+/// The only argument of the function as which the model is told of a tool that takes any text.
+const CUSTOM_INPUT: &str = "input";
+
+/// That function (`custom_tool_as_function_dict`).
+fn custom_function(tool: &mut Object) -> Result<Object, BodyError> {
+    if json::take(tool, "format").is_some_and(|format| format["type"] == "grammar") {
+        return Err(BodyError::Refused("a tool whose text has a grammar"));
+    }
+    let parameters = json!({
+        "type": "object",
+        "properties": {
+            CUSTOM_INPUT: { "type": "string", "description": "The freeform text payload for this tool." }
+        },
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": false,
+    });
+    Ok(object(json!({
+        "name": json::take(tool, "name"),
+        "description": json::take(tool, "description"),
+        "parameters": parameters,
+    })))
 }
 
 fn message(mut item: Object, typed: bool, messages: &mut Vec<Object>) -> Result<(), BodyError> {
@@ -210,7 +252,8 @@ fn add(messages: &mut Vec<Object>, name: &str, text: String) {
     }
 }
 
-/// The functions among the tools; the model is not told of others.
+/// The functions among the tools and in their namespaces, and the tools that take any text, as functions; the model is not told
+/// of others (`get_function_tools`).
 pub(super) fn tools(tools: Vec<Value>) -> Result<Option<Vec<Value>>, BodyError> {
     const FIELD: BodyError = BodyError::Field("tools");
     if tools.is_empty() {
@@ -220,15 +263,38 @@ pub(super) fn tools(tools: Vec<Value>) -> Result<Option<Vec<Value>>, BodyError> 
     for tool in tools {
         let Value::Object(mut tool) = tool else { return Err(FIELD) };
         match json::take_text(&mut tool, "type")?.as_deref() {
-            Some("function") => {
-                functions.push(conversation::tool(json!({ "type": "function", "function": tool }))?);
-            }
-            Some("custom" | "namespace") => return Err(BodyError::Unsupported("a tool of this type")),
+            Some("function") => functions.push(tool),
+            Some("custom") => functions.push(custom_function(&mut tool)?),
+            Some("namespace") => functions.append(&mut functions_of_namespace(&mut tool)?),
             Some(_) => {}
             None => return Err(FIELD),
         }
     }
-    Ok(Some(functions))
+    let tool = |function| conversation::tool(json!({ "type": "function", "function": function }));
+    functions.into_iter().map(tool).collect::<Result<_, _>>().map(Some)
+}
+
+/// Twice as long as a name may be in OpenAI's own API.
+const LONGEST_NAMESPACE_BYTES: usize = 128;
+
+fn functions_of_namespace(namespace: &mut Object) -> Result<Vec<Object>, BodyError> {
+    const FIELD: BodyError = BodyError::Field("tools");
+    let space = json::take_text(namespace, "name")?.ok_or(FIELD)?;
+    // It comes before each of its functions' names.
+    if space.len() > LONGEST_NAMESPACE_BYTES {
+        return Err(BodyError::Unsupported("a namespace of so long a name"));
+    }
+    let Some(Value::Array(tools)) = json::take(namespace, "tools") else { return Err(FIELD) };
+    let mut functions = Vec::new();
+    for tool in tools {
+        let Value::Object(mut tool) = tool else { return Err(FIELD) };
+        if json::take_text(&mut tool, "type")?.as_deref() == Some("function") {
+            let name = json::take_text(&mut tool, "name")?.ok_or(FIELD)?;
+            tool.insert("name".to_owned(), in_namespace(&space, &name).into());
+            functions.push(tool);
+        }
+    }
+    Ok(functions)
 }
 
 #[cfg(test)]
@@ -261,6 +327,28 @@ mod tests {
     }
 
     #[test]
+    fn tools_that_take_any_text_and_those_in_namespaces_are_functions() {
+        let chat = conversation(
+            r#""tools": [{"type": "custom", "name": "patch", "description": "d", "format": {"type": "text"}},
+            {"type": "namespace", "name": "mail", "description": "d", "tools": [
+                {"type": "function", "name": "send", "strict": true}, {"type": "custom", "name": "other"}]},
+            {"type": "web_search"}],
+            "input": [{"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "\"é\"\n"},
+            {"type": "function_call", "call_id": "2", "name": "send", "namespace": "mail", "arguments": "{}"},
+            {"type": "custom_tool_call_output", "call_id": "1", "output": "o"}]"#,
+        )
+        .expect("a body");
+        let tools = serde_json::Value::from(chat.tools.expect("tools").list().to_vec());
+        let functions = |at: usize| tools[at]["function"].clone();
+        assert_eq!(functions(0)["parameters"]["required"], serde_json::json!(["input"]));
+        assert_eq!((&functions(1)["name"], tools.get(2)), (&"mail__send".into(), None));
+        let calls = serde_json::Value::from(chat.messages[0].tool_calls.clone().expect("calls"));
+        assert_eq!(calls[0]["function"]["arguments"], serde_json::json!({"input": "\"é\"\n"}));
+        assert_eq!(calls[1]["function"]["name"], "mail__send");
+        assert_eq!((chat.messages.len(), chat.messages[1].role.as_str()), (2, "tool"));
+    }
+
+    #[test]
     fn an_unfinished_last_item_is_gone_on_with() {
         let body = r#""input": [{"role": "user", "content": "u"}, {"type": "message", "role": "assistant",
             "status": "incomplete", "content": [{"type": "output_text", "text": "a"}]}]"#;
@@ -274,7 +362,10 @@ mod tests {
             (r#""input": "x", "previous_response_id": "r""#, "unsupported"),
             (r#""input": [{"type": "item_reference", "id": "x"}]"#, "unsupported"),
             (r#""input": [{"role": "user", "content": [{"type": "input_image"}]}]"#, "media"),
-            (r#""input": "x", "tools": [{"type": "custom", "name": "f"}]"#, "unsupported"),
+            (
+                r#""input": "x", "tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]"#,
+                "refused",
+            ),
             (r#""input": 7"#, "unexpected_type"),
             ("", "empty_prompt"),
         ] {
