@@ -14,6 +14,14 @@ const BEGINNING_BYTES: usize = 64;
 /// How many lengths are known of one beginning: two conversations that fork there are both guessed.
 const GUESSES: usize = 2;
 
+/// Guesses that were wrong cost no more than this, in bytes of one list: it is read in less than a tenth of a millisecond.
+/// Entries that begin alike on purpose would have the rest of a body read at each of them.
+const MOST_WRONG_BYTES: usize = 1 << 20;
+
+/// The length of all guesses that were wrong in one list, in bytes.
+#[derive(Debug, Default)]
+pub(super) struct Wrong(usize);
+
 /// Lengths that were seen lately, in fixed memory. What is new there takes the place of what is old.
 #[derive(Debug)]
 pub(super) struct Lengths {
@@ -44,9 +52,13 @@ impl Lengths {
         Beginning(xxh3_64_with_seed(bytes, self.seed ^ before))
     }
 
-    /// How long entries were that begin so, the last one first.
-    pub(super) fn guesses(&self, beginning: Beginning) -> impl Iterator<Item = usize> {
-        let bucket = self.bucket(beginning).into_iter().flatten();
+    /// How long entries were that begin so, the last one first; none where too many guesses were `wrong`.
+    pub(super) fn guesses(
+        &self,
+        beginning: Beginning,
+        wrong: &Wrong,
+    ) -> impl Iterator<Item = usize> + use<'_> {
+        let bucket = self.bucket(beginning).filter(|_| wrong.0 < MOST_WRONG_BYTES).into_iter().flatten();
         bucket.filter_map(move |slot| {
             let entry = slot.load(Ordering::Relaxed);
             (entry >> 32 == beginning.tag()).then_some(entry as u32 as usize)
@@ -71,6 +83,12 @@ impl Lengths {
     }
 }
 
+impl Wrong {
+    pub(super) const fn add(&mut self, length: usize) {
+        self.0 = self.0.saturating_add(length);
+    }
+}
+
 impl Beginning {
     /// The part of it that does not choose the bucket; never 0.
     const fn tag(self) -> u64 {
@@ -83,7 +101,7 @@ mod tests {
     use super::*;
 
     fn guesses(lengths: &Lengths, before: u64, json: &str) -> Vec<usize> {
-        lengths.guesses(lengths.beginning(before, json.as_bytes())).collect()
+        lengths.guesses(lengths.beginning(before, json.as_bytes()), &Wrong::default()).collect()
     }
 
     #[test]
@@ -97,6 +115,21 @@ mod tests {
         assert_eq!(guesses(&lengths, 1, &format!("{json} and more")), [90, 80]);
         assert_eq!(guesses(&lengths, 2, &json), [0_usize; 0], "behind another entry");
         assert_eq!(guesses(&lengths, 1, "x"), [0_usize; 0]);
+    }
+
+    #[test]
+    fn where_guesses_are_wrong_again_and_again_there_are_no_more() {
+        let lengths = Lengths::new(1 << 10);
+        let beginning = lengths.beginning(1, b"{");
+        lengths.keep(beginning, 1000);
+        let (mut wrong, mut bytes) = (Wrong::default(), 0);
+        for _ in 0..10_000 {
+            for length in lengths.guesses(beginning, &wrong).collect::<Vec<_>>() {
+                wrong.add(length);
+                bytes += length;
+            }
+        }
+        assert!((1000..2 * MOST_WRONG_BYTES).contains(&bytes), "{bytes}");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use super::body::BodyError;
 use super::conversation::{Cut, Message};
 use super::json::{self, Object};
+use super::lengths::Wrong;
 use super::plain;
 use super::scan::{self, Scan};
 use super::seen::{Api, Item, SeenMessages};
@@ -27,8 +28,9 @@ impl<'j> Written<'j> {
     /// Takes the next list.
     pub(super) fn read(api: Api, seen: &'j SeenMessages, scan: &mut Scan<'j>) -> Result<Self, BodyError> {
         let mut items: Vec<Item<'j>> = Vec::with_capacity(USUAL_MESSAGES);
+        let mut wrong = Wrong::default();
         scan.items(|scan| {
-            items.push(seen.item(api, items.last(), scan)?);
+            items.push(seen.item(api, items.last(), &mut wrong, scan)?);
             Ok(())
         })?;
         Ok(Self { seen, items })

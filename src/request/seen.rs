@@ -5,7 +5,7 @@
 
 use super::body::BodyError;
 use super::conversation::Message;
-use super::lengths::Lengths;
+use super::lengths::{Lengths, Wrong};
 use super::scan::Scan;
 use super::tools::Tools;
 use crate::recent::{CacheStats, Key, Recent};
@@ -95,6 +95,7 @@ impl SeenMessages {
         &self,
         api: Api,
         before: Option<&Item<'_>>,
+        wrong: &mut Wrong,
         scan: &mut Scan<'j>,
     ) -> Result<Item<'j>, BodyError> {
         if scan.next() != Some(b'{') {
@@ -105,7 +106,7 @@ impl SeenMessages {
             Item { json, joins, key: Some(key), own }
         };
         let before = before.and_then(|item| item.key).map_or(0, Key::half);
-        let (json, key, seen) = self.find(&self.entries, api, before, scan)?;
+        let (json, key, seen) = self.find(&self.entries, api, before, wrong, scan)?;
         Ok(item(json, key, seen))
     }
 
@@ -116,7 +117,7 @@ impl SeenMessages {
         scan: &mut Scan<'_>,
         read: impl FnOnce(Vec<Value>) -> Result<Option<Vec<Value>>, BodyError>,
     ) -> Result<Option<Arc<Tools>>, BodyError> {
-        let (json, key, seen) = self.find(&self.tools, api, BEFORE_TOOLS, scan)?;
+        let (json, key, seen) = self.find(&self.tools, api, BEFORE_TOOLS, &mut Wrong::default(), scan)?;
         if seen.is_some() {
             return Ok(seen);
         }
@@ -134,16 +135,18 @@ impl SeenMessages {
         known: &Recent<V>,
         api: Api,
         before: u64,
+        wrong: &mut Wrong,
         scan: &mut Scan<'j>,
     ) -> Result<(&'j [u8], Key, Option<V>), BodyError> {
         let beginning = self.lengths.beginning(before, scan.rest());
-        for length in self.lengths.guesses(beginning) {
+        for length in self.lengths.guesses(beginning, wrong) {
             let Some(json) = scan.rest().get(..length) else { continue };
             let key = known.key(api as u64, json);
             if let Some(seen) = known.get_guessed(key) {
                 scan.skip(length);
                 return Ok((json, key, Some(seen)));
             }
+            wrong.add(length);
         }
         let json = scan.value()?;
         self.lengths.keep(beginning, json.len());
