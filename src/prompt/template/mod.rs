@@ -299,7 +299,7 @@ impl Templates {
         variables.set("add_generation_prompt", Value::from(conversation.add_generation_prompt));
         variables.set("tools", tools.unwrap_or_else(|| Value::from(())));
         variables.set("messages", messages);
-        Value::from_object(variables)
+        variables.into_value()
     }
 }
 
