@@ -178,25 +178,45 @@ pub(super) fn has_name_with_html(value: &Value, in_name: bool) -> bool {
     }
 }
 
-/// Whether something in `value` that Python writes otherwise stands in `text` as `~` writes it here.
-pub(super) fn printed_unlike_python(value: &Value, text: &str) -> bool {
-    if !written_unlike_python(value) {
-        return false;
+/// So much is searched for what Python writes otherwise, in bytes: some tenths of a second.
+const MOST_SEARCHED_BYTES: usize = 256 << 20;
+
+/// Whether something in `values` that Python writes otherwise stands in `text` as `~` writes it here, or may do so, where too
+/// much would have to be looked for.
+pub(super) fn printed_unlike_python<'v>(values: impl IntoIterator<Item = &'v Value>, text: &str) -> bool {
+    let mut left = MOST_SEARCHED_BYTES;
+    values.into_iter().any(|value| is_printed_unlike_python(value, text, &mut left))
+}
+
+/// Of a container within another one it is enough to look for the inner one: the outer one's text has it in it.
+fn is_printed_unlike_python(value: &Value, text: &str, left_bytes: &mut usize) -> bool {
+    let is_unlike = |value: &Value| !value.is_array() && !value.is_object() && written_unlike_python(value);
+    let (is_to_be_found, is_within) = match value {
+        Value::String(_) => (false, false),
+        Value::Array(items) => (
+            items.iter().any(is_unlike),
+            items.iter().any(|item| is_printed_unlike_python(item, text, left_bytes)),
+        ),
+        Value::Object(fields) => (
+            fields.iter().any(|(name, field)| text_differs(name) || is_unlike(field)),
+            fields.values().any(|field| is_printed_unlike_python(field, text, left_bytes)),
+        ),
+        leaf => (is_unlike(leaf), false),
+    };
+    if is_within || !is_to_be_found {
+        return is_within;
     }
-    let printed = || text.contains(&values::from_json(value).to_string());
-    match value {
-        Value::String(_) => false,
-        Value::Array(items) => printed() || items.iter().any(|item| printed_unlike_python(item, text)),
-        Value::Object(fields) => printed() || fields.values().any(|field| printed_unlike_python(field, text)),
-        _ => printed(),
+    let printed = values::from_json(value).to_string();
+    // To write a value takes longer than to look for it.
+    match left_bytes.checked_sub(text.len() + 8 * printed.len()) {
+        Some(left) => *left_bytes = left,
+        None => return true,
     }
+    text.contains(&printed)
 }
 
 /// Python writes some floats with an exponent, and inside of containers it escapes more characters.
 pub(super) fn written_unlike_python(value: &Value) -> bool {
-    let text_differs = |text: &str| {
-        !text.is_ascii() && format!("{:?}", minijinja::Value::from(text)) != python::repr_of_text(text)
-    };
     match value {
         Value::Number(number) if number.is_f64() => {
             number.as_f64().is_some_and(|float| float != 0.0 && !(1e-4..1e16).contains(&float.abs()))
@@ -208,6 +228,10 @@ pub(super) fn written_unlike_python(value: &Value) -> bool {
         }
         _ => false,
     }
+}
+
+fn text_differs(text: &str) -> bool {
+    !text.is_ascii() && format!("{:?}", minijinja::Value::from(text)) != python::repr_of_text(text)
 }
 
 #[cfg(test)]
@@ -255,12 +279,24 @@ mod tests {
         assert!(!limits("{{ a | kvspoa_str ~ b | kvspoa_str ~ 'c' }}").concatenates);
         assert!(limits("{{ a | kvspoa_str ~ b ~ 'c' }}").concatenates);
         let unlike =
-            |json: &str, text| printed_unlike_python(&serde_json::from_str(json).expect("JSON"), text);
+            |json: &str, text| printed_unlike_python(&[serde_json::from_str(json).expect("JSON")], text);
         assert!(unlike(r#"{"a": [1e-6]}"#, "at least 0.000001"));
         assert!(unlike("1e16", "10000000000000000.0"));
         assert!(!unlike("1e-6", "1e-06"));
         assert!(unlike(r#"["a\u200b"]"#, "['a\u{200b}']"));
         assert!(!unlike(r#"["a\u200b"]"#, "a\u{200b}"));
         assert!(!unlike("[0.0, 0.5, 7]", "0.0 0.5 7"));
+        assert!(unlike(r#"{"a": [[1e-6, 2]], "b": 1}"#, "here [1e-6, 2] within others"));
+        assert!(!unlike(r#"{"a": [[1e-6, 2]], "b": 1}"#, "[1e-06, 2]"));
+        assert!(unlike(r#"{"a": {"\u200b": [1]}}"#, "{'\u{200b}': [1]}"));
+    }
+
+    #[test]
+    fn what_would_take_long_to_find_may_be_there() {
+        let unlike = |count: usize| {
+            let values: Vec<Value> = (1..=count).map(|at| Value::from(at as f64 * 1e-9)).collect();
+            printed_unlike_python(&[values.into()], &"a text ".repeat(10_000))
+        };
+        assert_eq!([100, 10_000].map(unlike), [false, true]);
     }
 }

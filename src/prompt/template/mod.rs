@@ -216,7 +216,7 @@ impl Templates {
         let mut rendered = output.finish();
         if template.limits.concatenates && self.values(conversation).any(limits::written_unlike_python) {
             let text = rendered.into_text();
-            if self.values(conversation).any(|value| limits::printed_unlike_python(value, &text)) {
+            if limits::printed_unlike_python(self.values(conversation), &text) {
                 return Err(PromptError::UnlikePython);
             }
             rendered = text.into();
