@@ -106,19 +106,17 @@ impl Message {
 
     /// The memory that the message takes.
     pub(super) fn memory_bytes(&self) -> usize {
+        let text = |text: &str| json::ALLOCATION_BYTES + text.len();
         let parts = self.content.iter().map(|part| match part {
-            Part::Text { text, extra } => {
-                let extra = extra.iter().map(|(name, value)| name.len() + json::memory_bytes(value));
-                text.len() + extra.sum::<usize>()
-            }
-            Part::ToolReference(name) => name.len(),
+            Part::Text { text: said, extra } => text(said) + json::object_bytes(extra),
+            Part::ToolReference(name) => text(name),
         });
         let values = [&self.tool_call_id, &self.reasoning, &self.tools].into_iter().flatten();
         let values = values.chain(self.tool_calls.iter().flatten()).map(json::memory_bytes);
-        let texts = [&self.name, &self.task].into_iter().flatten().map(String::len);
+        let texts = [&self.name, &self.task].into_iter().flatten().map(|word| text(word));
         size_of::<Self>()
-            + self.role.len()
-            + size_of_val(&*self.content)
+            + text(&self.role)
+            + self.content.capacity() * size_of::<Part>()
             + parts.chain(values).chain(texts).sum::<usize>()
     }
 }
@@ -310,9 +308,11 @@ fn part(value: Value, is_system: bool) -> Result<Option<Part>, BodyError> {
     };
     match text {
         Some(text) => {
-            fields.retain(|name, _| !PART_FIELDS.contains(&name.as_str()));
-            fields.values().try_for_each(json::check_exact)?;
-            Ok(Some(Part::Text { text: text.into(), extra: fields }))
+            // Into another object, as messages are kept, and this one keeps its room for what is taken out.
+            let extra = fields.into_iter().filter(|(name, _)| !PART_FIELDS.contains(&name.as_str()));
+            let extra: Object = extra.collect();
+            extra.values().try_for_each(json::check_exact)?;
+            Ok(Some(Part::Text { text: text.into(), extra }))
         }
         None if matches!(kind.as_str(), "text" | "refusal") => Ok(None),
         None => Err(BodyError::Field("text")),

@@ -81,15 +81,56 @@ pub(super) fn put_first(object: &mut Object, names: &[&str]) {
     object.append(&mut rest);
 }
 
-/// The memory that a value takes, in bytes: its texts, and for each value and field what its containers need for it.
+/// What an allocation takes beside what is asked for, in bytes.
+pub(super) const ALLOCATION_BYTES: usize = 16;
+
+/// The memory that a value takes, in bytes.
 pub(super) fn memory_bytes(value: &Value) -> usize {
-    // The key, the hash and the slot in the table of an object's field, or the room that a list has grown into.
-    const SLACK_BYTES: usize = 64;
-    let inside = match value {
-        Value::String(text) => text.len(),
-        Value::Array(items) => items.iter().map(memory_bytes).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + memory_bytes(value)).sum(),
+    size_of::<Value>() + allocated_bytes(value)
+}
+
+/// What is allocated for a value, in bytes.
+fn allocated_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => ALLOCATION_BYTES + text.capacity(),
+        Value::Array(items) => {
+            let inside: usize = items.iter().map(allocated_bytes).sum();
+            ALLOCATION_BYTES + items.capacity() * size_of::<Value>() + inside
+        }
+        Value::Object(fields) => object_bytes(fields),
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+/// What is allocated for an object, in bytes. It has room for more fields than there are, which it does not tell: as much as
+/// its table, which has a power of two of places and leaves an eighth of them free.
+pub(super) fn object_bytes(fields: &Object) -> usize {
+    let places = match fields.len() {
+        0 => return 0,
+        1..=3 => 4,
+        4..=7 => 8,
+        many => (many * 8 / 7).next_power_of_two(),
     };
-    inside + size_of::<Value>() + SLACK_BYTES
+    let room = if places == 4 { 3 } else { places / 8 * 7 };
+    // Beside each field is its hash, and in the table its place and a byte.
+    let slots = room * (size_of::<(String, Value)>() + 8) + places * 9;
+    let inside = fields.iter().map(|(name, value)| ALLOCATION_BYTES + name.len() + allocated_bytes(value));
+    2 * ALLOCATION_BYTES + slots + inside.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_of_few_fields_has_room_for_more() {
+        let bytes = |json: &str| memory_bytes(&serde_json::from_str(json).expect("JSON"));
+        assert_eq!(bytes("7"), size_of::<Value>());
+        assert_eq!(bytes("{}"), size_of::<Value>());
+        let field = size_of::<String>() + size_of::<Value>();
+        assert!(bytes(r#"{"a": 1}"#) > 3 * field);
+        let eight: String = (0..8).map(|at| format!(r#""{at}": 1,"#)).collect();
+        let eight = format!("{{{}}}", eight.trim_end_matches(','));
+        assert!((14 * field..20 * field).contains(&bytes(&eight)));
+    }
 }
