@@ -63,6 +63,22 @@ fn what_is_kept_takes_the_memory_that_is_counted() {
         model.tokens(&ask, &|| false).expect("tokens");
         model.cache_bytes()
     });
+    fill("tools", |number| {
+        let tool = |at: usize| {
+            let field = r#"{"type": "string", "enum": ["a", "b"]}"#;
+            let fields = format!(r#"{{"x": {field}, "y": {field}, "z": {{"items": {field}}}}}"#);
+            let parameters = format!(r#"{{"type": "object", "properties": {fields}, "required": ["x"]}}"#);
+            let function =
+                format!(r#"{{"name": "f{at}", "description": "{number}", "parameters": {parameters}}}"#);
+            format!(r#"{{"type": "function", "function": {function}}}"#)
+        };
+        let tools: Vec<String> = (0..10).map(tool).collect();
+        let said = r#"[{"role": "user", "content": "a"}]"#;
+        let body = format!(r#"{{"tools": [{}], "messages": {said}}}"#, tools.join(", "));
+        let ask = model.read(Endpoint::ChatCompletions, body.as_bytes()).expect("a body");
+        model.tokens(&ask, &|| false).expect("tokens");
+        model.cache_bytes()
+    });
     for kind in 0..messages(0).len() {
         let seen = SeenMessages::new(CAPACITY_BYTES);
         fill(&format!("messages of kind {kind}"), |number| {
