@@ -30,7 +30,7 @@ fn messages(number: usize) -> [String; 6] {
         format!(r#"{{"role": "tool", "content": "{number}", "tool_call_id": {nested}}}"#),
         format!(
             r#"{{"role": "assistant", "content": "{number}", "tool_calls": [{}]}}"#,
-            vec![call; 10].join(", ")
+            [call; 10].join(", ")
         ),
     ]
 }
