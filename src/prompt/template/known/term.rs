@@ -180,6 +180,28 @@ impl<'p> Place<'p> {
     }
 }
 
+/// The boxes of a term's operands, two at the most.
+macro_rules! operands {
+    ($term:expr) => {
+        match $term {
+            Self::Const(_) | Self::Outer(_) | Self::Constant(_) | Self::Message | Self::Loop(_) => {
+                (None, None)
+            }
+            Self::Attr(of, _)
+            | Self::Length(of)
+            | Self::Is(of, _)
+            | Self::Not(of)
+            | Self::RoleIs { written: of, .. } => (Some(of), None),
+            Self::Item(a, b)
+            | Self::And(a, b)
+            | Self::Or(a, b)
+            | Self::Compare(a, _, b)
+            | Self::Add(a, b)
+            | Self::Subtract(a, b) => (Some(a), Some(b)),
+        }
+    };
+}
+
 impl Term {
     /// A comparison of two values.
     pub(super) fn compare(a: Self, comparison: Comparison, b: Self) -> Self {
@@ -210,43 +232,13 @@ impl Term {
 
     /// What the value is worked out of.
     fn operands(&self) -> impl Iterator<Item = &Self> {
-        let (a, b) = match self {
-            Self::Const(_) | Self::Outer(_) | Self::Constant(_) | Self::Message | Self::Loop(_) => {
-                (None, None)
-            }
-            Self::Attr(of, _)
-            | Self::Length(of)
-            | Self::Is(of, _)
-            | Self::Not(of)
-            | Self::RoleIs { written: of, .. } => (Some(of), None),
-            Self::Item(a, b)
-            | Self::And(a, b)
-            | Self::Or(a, b)
-            | Self::Compare(a, _, b)
-            | Self::Add(a, b)
-            | Self::Subtract(a, b) => (Some(a), Some(b)),
-        };
+        let (a, b) = operands!(self);
         a.into_iter().chain(b).map(|operand| &**operand)
     }
 
     /// The same, to be changed.
     fn operands_mut(&mut self) -> impl Iterator<Item = &mut Self> {
-        let (a, b) = match self {
-            Self::Const(_) | Self::Outer(_) | Self::Constant(_) | Self::Message | Self::Loop(_) => {
-                (None, None)
-            }
-            Self::Attr(of, _)
-            | Self::Length(of)
-            | Self::Is(of, _)
-            | Self::Not(of)
-            | Self::RoleIs { written: of, .. } => (Some(of), None),
-            Self::Item(a, b)
-            | Self::And(a, b)
-            | Self::Or(a, b)
-            | Self::Compare(a, _, b)
-            | Self::Add(a, b)
-            | Self::Subtract(a, b) => (Some(a), Some(b)),
-        };
+        let (a, b) = operands!(self);
         a.into_iter().chain(b).map(|operand| &mut **operand)
     }
 
