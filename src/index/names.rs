@@ -85,6 +85,8 @@ impl<V> NameMap<V> {
         part
     }
 
+    /// All names: for what tests and debug builds check.
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn iter(&self) -> impl Iterator<Item = (EngineHash, &V)> {
         (0..PARTS).flat_map(|at| self.part(at))
     }
